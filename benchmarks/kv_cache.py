@@ -22,7 +22,8 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.caches import UNITS, unit_type
-from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine, SimdSession
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.kernels.contract import MAX_ROWS
 from ondevice.text.tokenizer import Tokenizer
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
@@ -70,7 +71,7 @@ def speed(bundle: Bundle, threads: int, context: int, rounds: int) -> str:
     sessions = {kind: SimdEngine(bundle, threads, kv_cache=kind).open_session() for kind in TYPES}
     tokens = np.random.default_rng(0).integers(0, TOKENS, context).tolist()
     for session in sessions.values():
-        read(session, tokens[:MOST_ROWS])  # reads weights and kernels into memory
+        read(session, tokens[:MAX_ROWS])  # reads weights and kernels into memory
     prefill = {kind: read(session, tokens) for kind, session in sessions.items()}
     taken: dict[tuple[KVCacheType, int], list[float]] = {(kind, rows): [] for kind in TYPES for rows in ROWS}
     for _ in range(rounds):

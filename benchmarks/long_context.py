@@ -30,7 +30,8 @@ from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine, SimdSession
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.kernels.contract import MAX_ROWS
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
 VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
@@ -76,11 +77,11 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
 def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], rounds: int) -> list[dict[str, float]]:
     """Median seconds by title after so many tokens. Sessions run alternately, because a machine's speed drifts."""
     kind, lookup = VARIANTS[variant]
-    engine = SimdEngine(bundle, threads, max(tokens) + MOST_ROWS, kv_cache=kind, lookup=lookup)
+    engine = SimdEngine(bundle, threads, max(tokens) + MAX_ROWS, kv_cache=kind, lookup=lookup)
     sessions = [engine.open_session() for _ in tokens]
     for session, count in zip(sessions, tokens, strict=True):
         fill(session, count)
-    every = [works(session, min(MOST_ROWS, session.max_rows())) for session in sessions]
+    every = [works(session, min(MAX_ROWS, session.max_rows())) for session in sessions]
     taken: list[dict[str, float]] = [{} for _ in tokens]
     for title in every[0]:
         times = np.zeros((1 if "chunk" in title else rounds, len(tokens)))
@@ -131,7 +132,7 @@ def report(
         titles = list(taken[0])
         add(variant, taken)
     if llama is not None:
-        add(llama.name, measure_llama(llama, [count for count in ordered if count <= LLAMA_MOST], MOST_ROWS))
+        add(llama.name, measure_llama(llama, [count for count in ordered if count <= LLAMA_MOST], MAX_ROWS))
     return table(["cache", "tokens in it", *titles], lines, left={"cache"})
 
 

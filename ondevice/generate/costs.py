@@ -77,8 +77,9 @@ class Costs:
     """Seconds of a target forward by its number of rows, those of all sequences together, and of a draft by its drafter
     and number of tokens. Shared by the generations of a model, which may run in several threads.
 
-    The unit of all curves is a forward of one row. Rounds of other counts than the one observed say how long such a
-    forward takes at present; if most rounds had the same number of rows, their own time would explain itself.
+    The unit of all curves is a forward of one row. Its present time is taken from recent forwards with other numbers of
+    rows than the one observed: taken from forwards with the same number, it would follow every change of that number's
+    own time, and its cost in units would never be corrected.
 
     For a model with experts, forwards are stored as if all rows chose the same experts, and reported with the number of
     experts that rows like the recent ones choose. So text whose rows choose different experts makes all row counts
@@ -118,7 +119,7 @@ class Costs:
             others = [each for each in self._recent if each[0] != rows]
             if others:
                 cost = seconds / self._row_seconds(others)
-                if rows == 1:  # the unit itself: what it is dearer, all others are cheaper
+                if rows == 1:  # the unit: if it takes longer, all other costs become smaller
                     self._forwards.observe_unit(cost, self._round)
                 else:
                     self._forwards.observe(rows, cost, self._round)

@@ -40,8 +40,8 @@ ADDRESS = struct.Struct("<Q")
 """An address in a block. Every processor that kernels are built for is little endian."""
 
 C_LIBRARIES = ("ucrtbase", "kernel32") if sys.platform == "win32" else (None, "libm.so.6")
-"""Where C functions are found. None is this process; a Python whose modules are no libraries may have bound only a part
-of Linux's libm.
+"""The libraries that have the C functions. None is this process. Linux's libm comes second, because a Python whose
+modules are built in may have bound only a part of it.
 """
 
 

@@ -164,8 +164,8 @@ def kept(part: str) -> Path | None:
 
 
 def missing(parts: Iterable[str] = PARTS) -> list[str]:
-    """Those of some parts that have to be built on this machine: neither the library, nor the cache directory, nor this
-    process has them.
+    """The parts, of those given, that have to be built on this machine: neither the library, nor the cache directory,
+    nor this process has them.
     """
     if choice().file is not None:
         return []

@@ -29,7 +29,7 @@ Write = Callable[[bytearray, int, int], None]
 
 
 class Relocation(NamedTuple):
-    """How references of one type are resolved.
+    """The way in which references of one type are resolved.
 
     write : changes the bytes
     by_table : whether they refer to the symbol's address in the table, instead of to the symbol
@@ -40,7 +40,7 @@ class Relocation(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What is particular to a processor.
+    """The relocations of a processor, and its stubs.
 
     pointer : ELF's number of the relocation of an address, 64 bits
     relocations : the others, by ELF's numbers of their types

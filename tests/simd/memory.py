@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
-from ondevice.engines.simd.kernels.activations import PAIRS, ROW_BYTES, quantize_row
+from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, PAIR_SCALE, PAIRED_ROWS, SCALE, STEPS
+from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, STEPS
 from tests.simd.twins import Floats, Quantized
 
 

@@ -70,7 +70,7 @@ def test_random_batches(pair: tuple[SimdEngine, SimdEngine], turned: bool) -> No
 
 
 def test_sixteen_sequences_and_as_many_rows_as_there_may_be(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "MOST_ROWS", 3 * MOST_SESSIONS)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 3 * MOST_SESSIONS)
     engine = SimdEngine(bundle, threads=2)
     sessions = [engine.open_session() for _ in range(MOST_SESSIONS)]
     trees = [TokenTree.chain([index, 2 * index, 3]) for index in range(MOST_SESSIONS)]
@@ -172,7 +172,7 @@ def after(session: SimdSession) -> list[bytes]:
 @pytest.fixture
 def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the history of sliding layers, so that they drop positions early."""
-    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 8)
     monkeypatch.setattr(kv_cache, "SLACK", 8)
 
 

@@ -87,7 +87,7 @@ def test_threads_that_come_and_go_change_no_bit(bundle: Bundle, monkeypatch: pyt
 def test_caches_that_grow_and_slide_between_drafts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses are kept between forwards and between drafts, and have to be updated when a cache moves."""
     engines = [SimdEngine(bundle, threads=1)]
-    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 8)
     monkeypatch.setattr(kv_cache, "SLACK", 8)
     engines.append(SimdEngine(bundle, threads=1))
     whole, grown = (engine.open_session() for engine in engines)
@@ -112,7 +112,7 @@ def test_an_interrupt_while_memory_grows(
     monkeypatch.setattr(kv_cache, "SLACK", 0)
     monkeypatch.setattr(buffers, "PART", 8)  # small like the caches, so that everything grows now
     engines = [SimdEngine(bundles["e2b"], threads=1)]
-    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 8)
     engines.append(SimdEngine(bundles["e2b"], threads=1))
     whole, disturbed = (engine.open_session() for engine in engines)
     for session in (whole, disturbed):

@@ -192,7 +192,7 @@ def test_other_sequences_beside_pieces(engine: SimdEngine) -> None:
 
 def test_caches_that_slide_while_a_draft_is_made(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = [SimdEngine(bundle, threads=1)]
-    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 8)
     monkeypatch.setattr(kv_cache, "SLACK", 0)
     engines.append(SimdEngine(bundle, threads=1))
     plain, drafting = (engine.open_session() for engine in engines)

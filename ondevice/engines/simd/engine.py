@@ -39,15 +39,12 @@ from ondevice.engines.simd.buffers import Lease, OutputPool
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.contract import MAX_ROWS
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
 from ondevice.errors import UsageError
 from ondevice.machine import ForkGuard
 from ondevice.preparation import Preparation
-
-MOST_ROWS = 512
-"""Most rows of a forward. The upper layers run on the wanted rows only and are read once per forward, so a prompt takes
-3 % less time in one forward of 512 rows than in two of 256."""
 
 RELEASE_EVERY = 512
 """Rows after which the pages of mapped tables that they read are released."""
@@ -92,9 +89,9 @@ class SimdEngine:
         self._cache_type: KVCacheType = kv_cache
         self.has_drafter = bundle.manifest.drafter is not None
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
-        self.most_rows = MOST_ROWS
+        self.most_rows = MAX_ROWS
         self._pad = bundle.manifest.pad_token_id or 0
-        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup)
+        self._program = Program(bundle, MAX_ROWS, threads, preparation, lookup)
         self.experts = self._program.models.experts
         self.paths: PathMemory | None = PathMemory(bundle)
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)

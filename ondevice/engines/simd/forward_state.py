@@ -1,4 +1,4 @@
-"""What changes between forwards while the plan stays the same: rows, positions, caches and output addresses.
+"""The numbers that change between forwards while the plan stays the same: rows, positions, caches, output addresses.
 
 Kernels read them from int64 arrays, whose fields `kernels.contract` lists: one array of slots for a forward
 (`ForwardState`), and one record for each of its sequences (`SequenceRecord`). A session has states of its own for its

@@ -1,8 +1,7 @@
 """The layout of a pack: all matrices of a bundle in the form that kernels read, each at an offset.
 
 A pack begins with one page: magic bytes, a digest of the layout, checksums. Then come the matrices, each on a page
-boundary: tiles of 16 rows (layout: `kernels.formats`), then their scales. One layout serves every instruction
-    set.
+boundary: tiles of 16 rows (layout: `kernels.formats`), then their scales. One layout serves every instruction set.
 
 MatMulNBits' own layout could be read in place, without a copy. But to transpose 16 rows in registers takes 36
 instructions per 512 weights, on top of the 24 of a single row's product; and its float32 scales are a tenth more bytes.

@@ -104,7 +104,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class KeptRows:
-    """What a draft forward leaves of its rows: a chain after a sequence's committed tokens, through the lower layers.
+    """Rows that a draft forward has taken through the lower layers: a chain after a sequence's committed tokens.
 
     Its keys and values are pending rows in the sequence's own cache. They are never committed; the next forward
     overwrites them, with the same bits if it verifies the same tokens. A fork for the draft would copy the whole cache.

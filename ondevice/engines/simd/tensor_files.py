@@ -47,7 +47,7 @@ class Matrix:
     output_step: float = 0.0
     """Static scale of the matrix's output, in the same form."""
     minimums: NDArray[Any] | None = None
-    """Of the scales' dtype and shape, in an affine format."""
+    """The minimums of an affine format, of the dtype and shape of the scales; None in other formats."""
 
     @property
     def rows(self) -> int:

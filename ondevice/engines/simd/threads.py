@@ -24,8 +24,8 @@ from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 
 NEIGHBOURS = 64
-"""Kinds of work have numbers. Within a range of this many, from one multiple of it to the next, near numbers stand for
-work of nearly the same size."""
+"""Numbers in a range of kinds of work, from one multiple of it to the next. Kinds of one range that have near numbers
+take nearly the same time per unit."""
 
 
 _ONE_AT_A_TIME = ForkedLock()
@@ -176,8 +176,8 @@ TRIAL_SHARE = 0.01
 """Most time that trials of fewer threads may lose without a reason, as a share of all time."""
 
 RETURN_RUNS = 4
-"""Runs on fewer threads before more are tried again. After each trial in vain it doubles, until TRIAL_SHARE allows a
-trial earlier. Where a core was busy for a moment only, fewer threads so cost four runs and not sixteen."""
+"""Runs on fewer threads before more are tried again. It doubles after each failed trial, until TRIAL_SHARE allows a
+trial earlier. So a core that was busy for a moment only costs four runs on fewer threads, not sixteen."""
 
 GAIN = 0.97
 """More threads are kept only if they take less than this share of the time: a core that gains nothing stays free."""
@@ -225,7 +225,7 @@ class ThreadChoice:
         self._rung = len(self._ladder) - 1 if start is None else self._ladder.index(start)
         self.tried = False
         self._failures: dict[int, _Failure] = {}
-        """The last trial in vain of each rung of the ladder."""
+        """Rung of the ladder -> its last trial that failed."""
         self._recent: deque[float] = deque(maxlen=RUNS)
         self._trial: _Trial | None = None
         self._credit = 0.0
@@ -314,7 +314,7 @@ class ThreadChoice:
 
 @dataclass
 class _Failure:
-    """A trial in vain.
+    """A trial whose thread count was not faster.
 
     lost : seconds that it lost
     usual : seconds per unit of the runs before it or, if they were faster, of any runs since

@@ -22,20 +22,10 @@ from typing import Any
 import numpy as np
 
 from ondevice.engines.simd.kernels.contract import (
-    ACTIVATION_BYTES,
     FORM_SHIFT,
     GROUPS,
     MAX_GROUP_ROWS,
-    ORIGIN,
-    ORIGIN_BITS,
-    PAIR_SCALE,
-    PAIR_SHIFT,
-    PAIR_START,
     PAIRED_BYTES,
-    PAIRED_ROWS,
-    SCALE,
-    SHIFT,
-    START,
     STEPS,
     SUMS,
     instruction_set,
@@ -56,13 +46,25 @@ from ondevice.engines.simd.kernels.isa.vector import (
 )
 from ondevice.native.functions import kernel
 
+ACTIVATION_BYTES = 44
+"""Bytes of a quantised block of activations: 32 int8 `q`, int32 `start` or float32 `sum`, float32 `scale`, `shift`."""
+START, SCALE, SHIFT = 32, 36, 40
+"""Offsets of `start`, or `sum`, and of `scale` and `shift` in such a block."""
+PAIRED_ROWS = 4
+"""Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows would take 1.07
+times as many instructions in pairs."""
+PAIR_START, PAIR_SCALE, PAIR_SHIFT = 64, 80, 96
+"""Offsets of `start`, `scale` and `shift` of a pair of rows."""
+PAIRS = instruction_set().pairs
+ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
+"""Bytes of a row's block of GROUPS on this instruction set, whether it lies in a pair or not."""
+
+ORIGIN, ORIGIN_BITS = np.float32(1.5 * 2**23), 0x4B400000
+"""The float32 at which integer dot products are summed in the bits of floats: see `tiles`."""
+
 _LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), np.float32(2.0**104)
 """Bounds of the scale of a block. Beyond 2**104 the product of scale and ORIGIN would be infinite."""
 _ONE, _PART = np.float32(1.0), np.float32(1 / 127)
-
-PAIRS = instruction_set().pairs
-ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
-"""Bytes of a row's block of GROUPS, on this instruction set."""
 
 
 @kernel

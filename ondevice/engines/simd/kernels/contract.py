@@ -570,6 +570,10 @@ def field_types(layout: type[Any]) -> list[Any]:
 # and the addresses of its caches. The rows of a sequence are neighbours in both row sets, in the order of the records.
 # Where a field exists for each kind of attention, full attention comes first, then sliding attention.
 
+MAX_ROWS = 512
+"""Most rows of a forward. The upper layers run on the wanted rows only and are read once per forward, so a prompt takes
+3 % less time in one forward of 512 rows than in two of 256."""
+
 ALL, WANTED = 0, 1
 """The two row sets that a step can run on, all new rows or the wanted ones; and the slots with their numbers of
 rows."""
@@ -610,7 +614,6 @@ EXPERTS_READ = 26
 """Number of experts whose weights the forward has read so far, in all layers together."""
 SLOTS = 27
 
-
 # A sequence's record.
 
 FIRST_ROW = 0
@@ -642,21 +645,8 @@ of GROUPS4_AFFINE have a minimum per block. PLAIN multiplies float32 rows with w
 IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE)
 """The kinds whose weights have a scale for every 32."""
 
-ACTIVATION_BYTES = 44
-"""Bytes of a quantised block of activations: 32 int8 `q`, int32 `start` or float32 `sum`, float32 `scale`, `shift`."""
-START, SCALE, SHIFT = 32, 36, 40
-"""Offsets of `start`, or `sum`, and of `scale` and `shift` in such a block."""
-
-ORIGIN, ORIGIN_BITS = np.float32(1.5 * 2**23), 0x4B400000
-"""The float32 at which integer dot products are summed in the bits of floats: see `tiles`."""
-
-PAIRED_ROWS = 4
-"""Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows would take 1.07
-times as many instructions in pairs."""
 PAIRED_BYTES = 56
-"""Bytes of a row's quantised block on these instruction sets, whether it lies in a pair or not."""
-PAIR_START, PAIR_SCALE, PAIR_SHIFT = 64, 80, 96
-"""Offsets of `start`, `scale` and `shift` of a pair of rows."""
+"""Most bytes of a row's quantised block: see `activations.ROW_BYTES`."""
 
 MAX_GROUP_ROWS = 8
 """Most rows of activations in one product, a group. 12 or 16 are no faster: their sums do not fit in the registers."""
@@ -705,10 +695,6 @@ def steps_form(step: float) -> int:
 FLOATS_FORM = FLOATS << FORM_SHIFT
 
 # Attention.
-
-MAX_ROWS = 512
-"""Most rows of a forward. The upper layers run on the wanted rows only and are read once per forward, so a prompt takes
-3 % less time in one forward of 512 rows than in two of 256."""
 
 LINE = 64
 """Bytes of a cache line."""
@@ -813,7 +799,7 @@ whole pairs."""
 
 _TABLE_BYTES = 16
 """Bytes of a table of products."""
-_MOST_SUMS = 8
+_MAX_SUMS = 8
 """The largest `key_codes.SUMS` of all instruction sets."""
 
 
@@ -826,7 +812,6 @@ class Workspace(NamedTuple):
     scales: int
     products: int
     sums: int
-
     end: int
 
 
@@ -835,7 +820,7 @@ def workspace_at(address: int, heads: int, codes: int) -> Workspace:
     scales = address + heads * codes * _TABLE_BYTES
     products = scales + LINE * heads
     sums = products + 64 * codes
-    return Workspace(address, scales, products, sums, sums + UNIT * _MOST_SUMS * 64)
+    return Workspace(address, scales, products, sums, sums + UNIT * _MAX_SUMS * 64)
 
 
 def shares_bytes(heads: int, keys: int) -> int:

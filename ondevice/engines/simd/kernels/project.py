@@ -1,8 +1,8 @@
 """A packed matrix times rows of activations: tile by tile, up to 8 rows at a time.
 
-`project` computes some tiles of out = activations @ weights.T, `gated` some blocks of f(gate) * up. The steps
-at the end share the tiles among threads. A tile's product is chosen by the matrix's kind of product
-(`formats`), and its code by the number of rows (`tiles`).
+The steps come first: a thread's share of the tiles of a matrix. `project` computes some tiles of out = activations @
+weights.T, `gated` some blocks of f(gate) * up. The code of a tile's product is chosen by the matrix's kind of product
+and the number of rows; `tiles` emits it, for the layouts of `formats`.
 """
 
 from __future__ import annotations
@@ -39,260 +39,6 @@ from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, fir
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
 from ondevice.engines.simd.kernels.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
 from ondevice.native.functions import kernel
-
-
-class Activations(NamedTuple):
-    """Rows that are multiplied with a matrix. Layout: `activations`.
-
-    address : address of the first group of up to MAX_GROUP_ROWS rows
-    rows : number of rows
-    form : form of the rows
-    """
-
-    address: int
-    rows: int
-    form: int
-
-
-class FloatRows(NamedTuple):
-    """Rows of float32.
-
-    address : address of the first row
-    stride : bytes to the next row
-    """
-
-    address: int
-    stride: int
-
-
-class InputRows(NamedTuple):
-    """The destination of rows that another matrix reads, as many as there are activations. Layout: `activations`.
-
-    address : address of the first group of up to MAX_GROUP_ROWS rows
-    blocks : blocks of a row
-    form : form of the rows, as the matrix that reads them needs it
-    """
-
-    address: int
-    blocks: int
-    form: int
-
-
-@emits(types.void, LITERAL, *[types.int64] * 7)
-def product_of_rows(
-    builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
-) -> None:
-    """The product of a kind for 1..MOST_ROWS rows: a switch over the number at run time."""
-    layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
-    if layout == GROUPS:  # without the decorator: the functions that emit code
-        emit = partial(inspect.unwrap(tile_product), builder, form.bits, int(form.affine))
-    else:
-        emit = partial(inspect.unwrap(step_product), builder, form.bits)
-    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MAX_GROUP_ROWS + 1)]
-    after = builder.append_basic_block("after")
-    switch = builder.switch(rows, cases[-1])
-    for number, case in enumerate(cases, 1):
-        if case is not cases[-1]:
-            switch.add_case(I64(number), case)
-        builder.position_at_end(case)
-        emit(number, weights, scales, inputs, blocks, out, stride)
-        builder.branch(after)
-    builder.position_at_end(after)
-
-
-def product_kernel(kind: int) -> Any:
-    """A kernel of one kind of product: `product_of_rows`."""
-
-    @kernel
-    def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-        product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride)
-
-    return multiply
-
-
-groups4, groups8, groups4_affine = (product_kernel(kind) for kind in (GROUPS4, GROUPS8, GROUPS4_AFFINE))
-steps2, steps4, steps8 = (product_kernel(kind) for kind in (STEPS2, STEPS4, STEPS8))
-
-
-@emits(types.void, LITERAL, *[types.int64] * 7)
-def float_product_of(
-    builder: Any, rows: int, bits: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
-) -> None:
-    """`float_product` for weights of any width in FLOAT_BITS: a switch over the bits at run time."""
-    emit = inspect.unwrap(float_product)
-    after = builder.append_basic_block("after")
-    switch = builder.switch(bits, after)
-    for width in FLOAT_BITS:
-        case = builder.append_basic_block(f"bits{width}")
-        switch.add_case(I64(width), case)
-        builder.position_at_end(case)
-        emit(builder, width, rows, weights, scales, inputs, blocks, out, stride)
-        builder.branch(after)
-    builder.position_at_end(after)
-
-
-@kernel
-def floats(bits: int, rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`float_product` for any number of rows. Rows that do not fill FLOAT_ROWS go one by one, with the same bits."""
-    row = 0
-    while row < rows:
-        x, to = inputs + 128 * blocks * row, out + stride * row
-        if rows - row < FLOAT_ROWS:
-            float_product_of(1, bits, weights, scales, x, blocks, to, stride)
-            row += 1
-        else:
-            float_product_of(FLOAT_ROWS, bits, weights, scales, x, blocks, to, stride)
-            row += FLOAT_ROWS
-
-
-@kernel
-def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
-    """The matrix that begins `tiles` tiles after another one of the same width and format."""
-    weights = matrix.weights + tiles * matrix.tile_bytes
-    scales = matrix.scales + tiles * scale_bytes(matrix.product, matrix.blocks)
-    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks)
-
-
-@kernel
-def scale_bytes(product: int, blocks: int) -> Any:
-    """Bytes of a tile's scales and minimums, or of its epilogue."""
-    if product == GROUPS4_AFFINE:
-        return 4 * TILE * blocks
-    return 2 * TILE * blocks if product in (GROUPS4, GROUPS8) else EPILOGUE_BYTES
-
-
-@kernel
-def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, stride: int) -> None:
-    """out[r, n] = row n of one tile . row r of the activations, for 1..MOST_ROWS rows.
-
-    Args:
-        matrix: the matrix.
-        tile: number of the tile in the matrix.
-        rows: number of rows of activations.
-        inputs: address of the group of these rows, in the form that the matrix reads.
-        out: address of float32[rows, 16].
-        stride: bytes from a row of `out` to the next.
-    """
-    kind, blocks = matrix.product, matrix.blocks
-    weights = matrix.weights + tile * matrix.tile_bytes
-    scales = matrix.scales + tile * scale_bytes(kind, blocks)
-    if kind == GROUPS4:
-        groups4(rows, weights, scales, inputs, blocks, out, stride)
-    elif kind == GROUPS8:
-        groups8(rows, weights, scales, inputs, blocks, out, stride)
-    elif kind == GROUPS4_AFFINE:
-        groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
-    elif kind == STEPS2:
-        steps2(rows, weights, scales, inputs, blocks, out, stride)
-    elif kind == STEPS4:
-        steps4(rows, weights, scales, inputs, blocks, out, stride)
-    elif kind == STEPS8:
-        steps8(rows, weights, scales, inputs, blocks, out, stride)
-    else:
-        floats(matrix.tile_bytes // (4 * TILE * blocks), rows, weights, scales, inputs, blocks, out, stride)
-
-
-@kernel
-def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap: float, start: int, stop: int) -> None:
-    """out = activations @ weights.T for tiles start..stop - 1, float32; with a cap > 0, cap * tanh(product / cap)."""
-    sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
-    for tile in range(start, stop):
-        for first in range(0, activations.rows, MAX_GROUP_ROWS):
-            members = min(MAX_GROUP_ROWS, activations.rows - first)
-            group = group_address(activations.form, activations.address, first, matrix.blocks)
-            at = out.address + first * out.stride + tile * 4 * TILE
-            product(matrix, tile, members, group, at, out.stride)
-            if cap > 0:
-                softcap(at, out.stride, members, cap)
-
-
-@kernel
-def softcap(out: int, stride: int, rows: int, cap: float) -> None:
-    """x = cap * tanh(x / cap) in place, for float32[rows, 16] with `stride` bytes from row to row."""
-    inverse = np.float32(1.0) / cap
-    for row in range(rows):
-        at = out + row * stride
-        store(at, full(cap) * tanh(load(at) * full(inverse)))
-
-
-@kernel
-def gated(
-    matrix: PackedMatrix,
-    activations: Activations,
-    factor: FloatRows,
-    function: int,
-    out: InputRows,
-    scratch: int,
-    start: int,
-    stop: int,
-) -> None:
-    """Blocks start..stop - 1 of function(activations @ gate.T) * up, in the form of the matrix that reads them.
-
-    Args:
-        matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
-        activations: the input rows.
-        factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
-        function: `contract.SILU`, or GELU.
-        out: the destination.
-        scratch: address of SCRATCH_BYTES of this thread.
-        start, stop: blocks of outputs.
-    """
-    stride = 4 * TILE * 4
-    tiles = 2 if factor.address else 4
-    sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
-    for unit in range(start, stop):
-        for first in range(0, activations.rows, MAX_GROUP_ROWS):
-            members = min(MAX_GROUP_ROWS, activations.rows - first)
-            group = group_address(activations.form, activations.address, first, matrix.blocks)
-            for i in range(tiles):
-                product(matrix, tiles * unit + i, members, group, scratch + i * 4 * TILE, stride)
-            for row in range(members):
-                gate = scratch + row * stride
-                up = factor.address + (first + row) * factor.stride + unit * 128 if factor.address else gate + 128
-                low, high = load(gate), load(gate + 64)
-                if function == SILU:
-                    low, high = silu(low) * load(up), silu(high) * load(up + 64)
-                else:
-                    low, high = gelu(low) * load(up), gelu(high) * load(up + 64)
-                write_input(low, high, out.form, out.address, first + row, activations.rows, unit, out.blocks)
-
-
-class Group(NamedTuple):
-    """Neighbouring rows that are multiplied with the same matrix: all rows, or those that chose one expert.
-
-    matrix : number of the matrix
-    first : number of the first row
-    rows : number of rows
-    """
-
-    matrix: int
-    first: int
-    rows: int
-
-
-_NONE: Any = np.int64(0)
-
-
-@kernel
-def count_groups(groups: int) -> Any:
-    """The number of groups of rows.
-
-    groups : address of the groups, see `contract.Choose`; 0 if all rows are one group
-    """
-    return read_i64(groups) if groups else np.int64(1)
-
-
-@kernel
-def read_group(groups: int, number: int, rows: int) -> Group:
-    """One of the groups at an address; with address 0, the group of all `rows` rows."""
-    if not groups:
-        return Group(_NONE, _NONE, rows)
-    at = groups + 8 + 16 * number
-    first = read_i64(at + 8)
-    return Group(read_i64(at), first, read_i64(at + 24) - first)
-
-
-# The steps.
 
 
 @kernel
@@ -369,3 +115,260 @@ def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
         if added:
             x = x + load(added + 64 * (unit % (width // 16)))
         store(out + 64 * unit, x)
+
+
+class Group(NamedTuple):
+    """Neighbouring rows that are multiplied with the same matrix: all rows, or those that chose one expert.
+
+    matrix : number of the matrix
+    first : number of the first row
+    rows : number of rows
+    """
+
+    matrix: int
+    first: int
+    rows: int
+
+
+_NONE: Any = np.int64(0)
+
+
+@kernel
+def count_groups(groups: int) -> Any:
+    """The number of groups of rows.
+
+    groups : address of the groups, see `contract.Choose`; 0 if all rows are one group
+    """
+    return read_i64(groups) if groups else np.int64(1)
+
+
+@kernel
+def read_group(groups: int, number: int, rows: int) -> Group:
+    """One of the groups at an address; with address 0, the group of all `rows` rows."""
+    if not groups:
+        return Group(_NONE, _NONE, rows)
+    at = groups + 8 + 16 * number
+    first = read_i64(at + 8)
+    return Group(read_i64(at), first, read_i64(at + 24) - first)
+
+
+# Some tiles of one matrix.
+
+
+class Activations(NamedTuple):
+    """Rows that are multiplied with a matrix. Layout: `activations`.
+
+    address : address of the first group of up to MAX_GROUP_ROWS rows
+    rows : number of rows
+    form : form of the rows
+    """
+
+    address: int
+    rows: int
+    form: int
+
+
+class FloatRows(NamedTuple):
+    """Rows of float32.
+
+    address : address of the first row
+    stride : bytes to the next row
+    """
+
+    address: int
+    stride: int
+
+
+class InputRows(NamedTuple):
+    """The destination of rows that another matrix reads, as many as there are activations. Layout: `activations`.
+
+    address : address of the first group of up to MAX_GROUP_ROWS rows
+    blocks : blocks of a row
+    form : form of the rows, as the matrix that reads them needs it
+    """
+
+    address: int
+    blocks: int
+    form: int
+
+
+@kernel
+def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap: float, start: int, stop: int) -> None:
+    """out = activations @ weights.T for tiles start..stop - 1, float32; with a cap > 0, cap * tanh(product / cap)."""
+    sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
+    for tile in range(start, stop):
+        for first in range(0, activations.rows, MAX_GROUP_ROWS):
+            members = min(MAX_GROUP_ROWS, activations.rows - first)
+            group = group_address(activations.form, activations.address, first, matrix.blocks)
+            at = out.address + first * out.stride + tile * 4 * TILE
+            product(matrix, tile, members, group, at, out.stride)
+            if cap > 0:
+                softcap(at, out.stride, members, cap)
+
+
+@kernel
+def softcap(out: int, stride: int, rows: int, cap: float) -> None:
+    """x = cap * tanh(x / cap) in place, for float32[rows, 16] with `stride` bytes from row to row."""
+    inverse = np.float32(1.0) / cap
+    for row in range(rows):
+        at = out + row * stride
+        store(at, full(cap) * tanh(load(at) * full(inverse)))
+
+
+@kernel
+def gated(
+    matrix: PackedMatrix,
+    activations: Activations,
+    factor: FloatRows,
+    function: int,
+    out: InputRows,
+    scratch: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Blocks start..stop - 1 of function(activations @ gate.T) * up, in the form of the matrix that reads them.
+
+    Args:
+        matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
+        activations: the input rows.
+        factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
+        function: `contract.SILU`, or GELU.
+        out: the destination.
+        scratch: address of SCRATCH_BYTES of this thread.
+        start, stop: blocks of outputs.
+    """
+    stride = 4 * TILE * 4
+    tiles = 2 if factor.address else 4
+    sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
+    for unit in range(start, stop):
+        for first in range(0, activations.rows, MAX_GROUP_ROWS):
+            members = min(MAX_GROUP_ROWS, activations.rows - first)
+            group = group_address(activations.form, activations.address, first, matrix.blocks)
+            for i in range(tiles):
+                product(matrix, tiles * unit + i, members, group, scratch + i * 4 * TILE, stride)
+            for row in range(members):
+                gate = scratch + row * stride
+                up = factor.address + (first + row) * factor.stride + unit * 128 if factor.address else gate + 128
+                low, high = load(gate), load(gate + 64)
+                if function == SILU:
+                    low, high = silu(low) * load(up), silu(high) * load(up + 64)
+                else:
+                    low, high = gelu(low) * load(up), gelu(high) * load(up + 64)
+                write_input(low, high, out.form, out.address, first + row, activations.rows, unit, out.blocks)
+
+
+# One tile.
+
+
+@kernel
+def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, stride: int) -> None:
+    """out[r, n] = row n of one tile . row r of the activations, for 1..MOST_ROWS rows.
+
+    Args:
+        matrix: the matrix.
+        tile: number of the tile in the matrix.
+        rows: number of rows of activations.
+        inputs: address of the group of these rows, in the form that the matrix reads.
+        out: address of float32[rows, 16].
+        stride: bytes from a row of `out` to the next.
+    """
+    kind, blocks = matrix.product, matrix.blocks
+    weights = matrix.weights + tile * matrix.tile_bytes
+    scales = matrix.scales + tile * scale_bytes(kind, blocks)
+    if kind == GROUPS4:
+        groups4(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == GROUPS8:
+        groups8(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == GROUPS4_AFFINE:
+        groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == STEPS2:
+        steps2(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == STEPS4:
+        steps4(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == STEPS8:
+        steps8(rows, weights, scales, inputs, blocks, out, stride)
+    else:
+        floats(matrix.tile_bytes // (4 * TILE * blocks), rows, weights, scales, inputs, blocks, out, stride)
+
+
+@kernel
+def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
+    """The matrix that begins `tiles` tiles after another one of the same width and format."""
+    weights = matrix.weights + tiles * matrix.tile_bytes
+    scales = matrix.scales + tiles * scale_bytes(matrix.product, matrix.blocks)
+    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks)
+
+
+@kernel
+def scale_bytes(product: int, blocks: int) -> Any:
+    """Bytes of a tile's scales and minimums, or of its epilogue."""
+    if product == GROUPS4_AFFINE:
+        return 4 * TILE * blocks
+    return 2 * TILE * blocks if product in (GROUPS4, GROUPS8) else EPILOGUE_BYTES
+
+
+@emits(types.void, LITERAL, *[types.int64] * 7)
+def product_of_rows(
+    builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
+) -> None:
+    """The product of a kind for 1..MOST_ROWS rows: a switch over the number at run time."""
+    layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
+    if layout == GROUPS:  # without the decorator: the functions that emit code
+        emit = partial(inspect.unwrap(tile_product), builder, form.bits, int(form.affine))
+    else:
+        emit = partial(inspect.unwrap(step_product), builder, form.bits)
+    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MAX_GROUP_ROWS + 1)]
+    after = builder.append_basic_block("after")
+    switch = builder.switch(rows, cases[-1])
+    for number, case in enumerate(cases, 1):
+        if case is not cases[-1]:
+            switch.add_case(I64(number), case)
+        builder.position_at_end(case)
+        emit(number, weights, scales, inputs, blocks, out, stride)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+def product_kernel(kind: int) -> Any:
+    """A kernel of one kind of product: `product_of_rows`."""
+
+    @kernel
+    def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
+        product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride)
+
+    return multiply
+
+
+groups4, groups8, groups4_affine = (product_kernel(kind) for kind in (GROUPS4, GROUPS8, GROUPS4_AFFINE))
+steps2, steps4, steps8 = (product_kernel(kind) for kind in (STEPS2, STEPS4, STEPS8))
+
+
+@emits(types.void, LITERAL, *[types.int64] * 7)
+def float_product_of(
+    builder: Any, rows: int, bits: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
+) -> None:
+    """`float_product` for weights of any width in FLOAT_BITS: a switch over the bits at run time."""
+    emit = inspect.unwrap(float_product)
+    after = builder.append_basic_block("after")
+    switch = builder.switch(bits, after)
+    for width in FLOAT_BITS:
+        case = builder.append_basic_block(f"bits{width}")
+        switch.add_case(I64(width), case)
+        builder.position_at_end(case)
+        emit(builder, width, rows, weights, scales, inputs, blocks, out, stride)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+@kernel
+def floats(bits: int, rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
+    """`float_product` for any number of rows. Rows that do not fill FLOAT_ROWS go one by one, with the same bits."""
+    row = 0
+    while row < rows:
+        x, to = inputs + 128 * blocks * row, out + stride * row
+        if rows - row < FLOAT_ROWS:
+            float_product_of(1, bits, weights, scales, x, blocks, to, stride)
+            row += 1
+        else:
+            float_product_of(FLOAT_ROWS, bits, weights, scales, x, blocks, to, stride)
+            row += FLOAT_ROWS

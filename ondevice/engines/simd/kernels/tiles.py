@@ -30,23 +30,19 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.activations import (
     ACTIVATION_BYTES,
-    BLOCK,
     ORIGIN,
     ORIGIN_BITS,
     PAIR_SCALE,
     PAIR_SHIFT,
     PAIR_START,
-    PAIRED_BYTES,
     PAIRED_ROWS,
     SCALE,
     SHIFT,
     START,
-    TILE,
-    InstructionSet,
-    instruction_set,
 )
+from ondevice.engines.simd.kernels.contract import BLOCK, PAIRED_BYTES, TILE, InstructionSet, instruction_set
 from ondevice.engines.simd.kernels.formats import UNPACK, UNPACK_SPLIT, most_ways, paired_codes
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,

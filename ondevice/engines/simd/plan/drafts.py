@@ -181,7 +181,7 @@ def _shortlisted(
     builder.add(contract.Shortlist(scores, clusters, chosen, top, builder.most_rows, stride))
     builder.add(
         CandidateLogits(
-            builder.table(table), x, chosen, top, per_cluster, ids,
+            builder.table(table)._replace(width=width), x, chosen, top, per_cluster, ids,
             rows=builder.most_rows, clustered=int(clustered), cap=float_bits(cap or 0.0),
         )
     )  # fmt: skip

@@ -63,7 +63,7 @@ _FLOOR = np.float32(-60.0)
 """Scores are clamped to this distance below the largest one: a weight times a scale must not be denormal, because
 arithmetic on denormals takes a hundred cycles."""
 _OFFSET = instruction_set().int8_zero
-"""The code of zero as the instruction takes it: the offset of codes."""
+"""The code of the number 0 in the operand of a dot product: 128 where operands are unsigned, else 0."""
 _NOWHERE = 1 << 62
 """The start of the tail if there is none."""
 

@@ -100,7 +100,7 @@ class Scores(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many units are chosen.
+    """The number of units to choose.
 
     least, most : bounds of the number
     share : share of all heads' weights that the chosen units must have, if `most` allows it
