@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.picture import PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
-from benchmarks.real_text import DRAFT_MODEL, TEMPERATURES, merge, report
+from benchmarks.real_text_tables import DRAFT_MODEL, TEMPERATURES, merge, report
 
 ROOT = RESULTS.parent.parent
 README, DRAFTING = ROOT / "README.md", ROOT / "docs" / "drafting.md"

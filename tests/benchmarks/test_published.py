@@ -20,7 +20,7 @@ from benchmarks.published import (
     read_settings,
     readme_text,
 )
-from benchmarks.real_text import Record
+from benchmarks.real_text_tables import Record
 from tests.benchmarks.test_real_text import FACTS
 
 SPEEDS = {
@@ -51,7 +51,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measurement(path: Path) -> Path:
     """The file of a measurement of two prompts, of which one repeats itself."""
-    plain = Record("chat", 0, 0.0, "plain", 95, (10.0, 10.0), rounds=190, drafts=0, taken=0, repeated=0.1)
+    plain = Record("chat", 0, 0.0, "plain", 95, (10.0, 10.0), rounds=190, repeated=0.1)
     records = [
         replace(
             plain, setting=name, prompt=prompt, temperature=temperature, repeated=repeated, seconds=(seconds, seconds)
