@@ -31,19 +31,18 @@ class Completion:
     drafted, accepted : tokens of drafts; llama-server does not tell them by position
     """
 
-    token_ids: tuple[int, ...]
+    tokens: int
     seconds: float
     rounds: int
     drafted: int
     accepted: int
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Completion:
-        """The reply in an answer to `/completion` with `return_tokens`."""
-        timings = answer["timings"]
+    def of(cls, timings: Mapping[str, Any]) -> Completion:
+        """The reply that an answer to `/completion` has these `timings` of."""
         accepted = timings.get("draft_n_accepted", 0)
         return cls(
-            token_ids=tuple(answer["tokens"]),
+            tokens=timings["predicted_n"],
             seconds=timings["predicted_ms"] / 1e3,
             rounds=max(timings["predicted_n"] - 1 - accepted, 1),
             drafted=timings.get("draft_n", 0),
@@ -96,8 +95,8 @@ class LlamaServer:
         Args:
             options: fields of the request, such as `n_predict`, `temperature` and `seed`.
         """
-        fields = {"prompt": list(token_ids), "cache_prompt": False, "return_tokens": True, **options}
-        return Completion.of(self._post("/completion", fields))
+        fields = {"prompt": list(token_ids), "cache_prompt": False, **options}
+        return Completion.of(self._post("/completion", fields)["timings"])
 
     def _wait(self, command: str) -> None:
         deadline = time.monotonic() + START_S

@@ -308,8 +308,8 @@ def _of_servers(servers: Servers, case: Case, ids: Sequence[int], *, turns: int,
             fields = {**options, "n_predict": tokens, "seed": seed + 100_000 * turn}
             found[setting].append(servers[setting].complete(ids, fields))
     for setting, replies in found.items():
-        length = len(replies[0].token_ids)
-        seconds = [reply.seconds * length / max(1, len(reply.token_ids)) for reply in replies]
+        length = replies[0].tokens
+        seconds = [reply.seconds * length / reply.tokens for reply in replies]
         yield Record(
             kind=case.kind,
             prompt=case.prompt,
@@ -319,7 +319,6 @@ def _of_servers(servers: Servers, case: Case, ids: Sequence[int], *, turns: int,
             seconds=tuple(seconds if case.temperature else seconds * turns),
             rounds=sum(reply.rounds for reply in replies) * turns // len(replies),
             repeated=repeated,
-            grams=seen_grams(replies[0].token_ids),
         )
 
 

@@ -2,9 +2,8 @@
 
     python -m benchmarks.xllamacpp_worker FILE.gguf THREADS SPECULATION
 
-reads `{"prompt": [ids], "n_predict": N, ...}`, the fields of llama-server's completion, and prints its `timings`, its
-`tokens` if they are asked for, and the number of bytes that the process has needed so far. `LlamaProcess` starts and
-asks it.
+reads `{"prompt": [ids], "n_predict": N, ...}`, the fields of llama-server's completion, and prints its `timings` and
+the number of bytes that the process has needed so far. `LlamaProcess` starts and asks it.
 """
 
 from __future__ import annotations
@@ -70,22 +69,16 @@ class LlamaProcess:
         """The timings of a completion: `prompt_n` tokens read in `prompt_ms`, `predicted_n` written in
         `predicted_ms`; `peak_bytes` of the process.
         """
-        timings: dict[str, Any] = self._ask({"prompt": list(prompt), "ignore_eos": True, **fields})["timings"]
-        return timings
-
-    def complete(self, token_ids: Sequence[int], options: dict[str, Any]) -> Completion:
-        """Reply to a prompt; as `LlamaServer.complete`."""
-        return Completion.of(
-            self._ask({"prompt": list(token_ids), "cache_prompt": False, "return_tokens": True, **options})
-        )
-
-    def _ask(self, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(fields) + "\n")
+        self._process.stdin.write(json.dumps({"prompt": list(prompt), "ignore_eos": True, **fields}) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
+
+    def complete(self, token_ids: Sequence[int], options: dict[str, Any]) -> Completion:
+        """Reply to a prompt; as `LlamaServer.complete`."""
+        return Completion.of(self.ask(token_ids, ignore_eos=False, cache_prompt=False, **options))
 
 
 def main(gguf: str, threads: str, speculation: str) -> None:
@@ -108,8 +101,7 @@ def main(gguf: str, threads: str, speculation: str) -> None:
     print(json.dumps({"version": xllamacpp.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         answer = server.handle_completions(json.loads(line))
-        timings = {**answer["timings"], "peak_bytes": peak_rss_bytes()}
-        print(json.dumps({"timings": timings, "tokens": answer.get("tokens", [])}), file=answers, flush=True)
+        print(json.dumps({**answer["timings"], "peak_bytes": peak_rss_bytes()}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

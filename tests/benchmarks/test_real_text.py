@@ -203,7 +203,7 @@ def test_llama_server(tmp_path: Path) -> None:
     program.chmod(0o755)
     with LlamaServer(program, Path("model.gguf"), 2, speculative(Path("mtp.gguf"), 3)["mtp 3"]) as server:
         found = server.complete([5, 6, 7], {"n_predict": 2})
-    assert found == llama_server.Completion((5, 6), seconds=0.5, rounds=2, drafted=6, accepted=4)
+    assert found == llama_server.Completion(7, seconds=0.5, rounds=2, drafted=6, accepted=4)
     assert list(speculative(None, 3)) == ["plain", "ngram"]
     with pytest.raises(SystemExit, match="give the path of llama-server"):
         LlamaServer(tmp_path / "absent", Path("model.gguf"), 2)
