@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,11 +31,23 @@ class Completion:
     drafted, accepted : tokens of drafts; llama-server does not tell them by position
     """
 
-    token_ids: tuple[int, ...]
+    tokens: int
     seconds: float
     rounds: int
     drafted: int
     accepted: int
+
+    @classmethod
+    def of(cls, timings: Mapping[str, Any]) -> Completion:
+        """The reply that an answer to `/completion` has these `timings` of."""
+        accepted = timings.get("draft_n_accepted", 0)
+        return cls(
+            tokens=timings["predicted_n"],
+            seconds=timings["predicted_ms"] / 1e3,
+            rounds=max(timings["predicted_n"] - 1 - accepted, 1),
+            drafted=timings.get("draft_n", 0),
+            accepted=accepted,
+        )
 
 
 class LlamaServer:
@@ -83,17 +95,8 @@ class LlamaServer:
         Args:
             options: fields of the request, such as `n_predict`, `temperature` and `seed`.
         """
-        fields = {"prompt": list(token_ids), "cache_prompt": False, "return_tokens": True, **options}
-        found = self._post("/completion", fields)
-        timings = found["timings"]
-        accepted = timings.get("draft_n_accepted", 0)
-        return Completion(
-            token_ids=tuple(found["tokens"]),
-            seconds=timings["predicted_ms"] / 1e3,
-            rounds=max(timings["predicted_n"] - 1 - accepted, 1),
-            drafted=timings.get("draft_n", 0),
-            accepted=accepted,
-        )
+        fields = {"prompt": list(token_ids), "cache_prompt": False, **options}
+        return Completion.of(self._post("/completion", fields)["timings"])
 
     def _wait(self, command: str) -> None:
         deadline = time.monotonic() + START_S
@@ -134,7 +137,12 @@ def speculative(mtp_gguf: Path | None, drafts: int) -> dict[str, list[str]]:
 def add_llama_server(parser: argparse.ArgumentParser) -> None:
     """The options that name the program and its files."""
     parser.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="llama.cpp's llama-server")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="what it runs: see benchmarks.widened_gguf")
+    parser.add_argument(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="what it runs, or xllamacpp without the program",
+    )
     parser.add_argument("--mtp-gguf", type=Path, metavar="FILE", help="its MTP drafter")
     parser.add_argument("--mtp-drafts", type=int, default=3, metavar="N", help="MTP tokens of a draft (default: 3)")
 

@@ -1,7 +1,8 @@
 """Draw the README's picture from the tables of RESULTS.md: `python -m benchmarks.picture` writes effect.svg next to it.
 
 Left: tokens per second on real text, greedy and sampled, with intervals. Right: milliseconds of a forward by the number
-of rows that it verifies, which is why drafts pay. `benchmarks.published` puts a new measurement into RESULTS.md first.
+of rows that it verifies, which is why drafts pay. Below, if it was measured: the speed of a published model with a
+trained drafter, by kind of prompts. `benchmarks.published` puts a new measurement into RESULTS.md first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ PICTURE = RESULTS.with_name("effect.svg")
 
 FORWARDS = "## E2B's shape, compared with other engines"
 REAL_TEXT = "## Real text at E2B's cost"
-"""Headings of RESULTS.md; the first table below `FORWARDS` and the first two below `REAL_TEXT` are drawn."""
+TRAINED = "## A published model with a trained drafter"
+"""Headings of RESULTS.md; the first table below `FORWARDS`, the first two below `REAL_TEXT` and the third below
+`TRAINED`, which has a line for each kind of prompts, are drawn."""
 
 ENGINES = {"llama.cpp": "llama.cpp", "ort": "ONNX Runtime", "openvino": "OpenVINO", "simd": "ondevice"}
 """Columns of the table of forwards, and the names in the picture."""
@@ -27,7 +30,8 @@ LLAMA_SETTINGS = {"llama.cpp mtp 3": "MTP", "llama.cpp ngram": "n-gram", "llama.
 """Settings of the tables of real text, and the names of their bars."""
 
 MOST_ROWS = 16
-WIDTH, HEIGHT = 880, 356
+WIDTH, HEIGHT, BELOW = 880, 356, 270
+"""Size of the picture, and the height of its lower part."""
 
 STYLE = """\
 text { font: 13px sans-serif; fill: #1f2328 }
@@ -96,7 +100,7 @@ class Panel:
 
     def frame(self, title: str, below: str, ticks: Sequence[float]) -> Iterator[str]:
         """Title, lines at the ticks of the y axis, and the x axis's label."""
-        yield text(self.left, 26, title, "title")
+        yield text(self.left, self.top - 22, title, "title")
         for tick in ticks:
             yield f'<path class="grid" d="M{self.left} {self.y(tick)}h{self.width}"/>'
             yield text(self.left - 8, self.y(tick) + 4, f"{tick:g}", "quiet", "end")
@@ -156,6 +160,31 @@ def real_text(tables: Sequence[Sequence[dict[str, str]]]) -> Iterator[str]:
     yield text(8, HEIGHT - 12, below, "quiet")
 
 
+def by_kind(table: Sequence[dict[str, str]]) -> Iterator[str]:
+    """Four bars for each kind of prompts: `auto`, greedy and sampled, and llama.cpp's best setting, the same."""
+    kinds = list(dict.fromkeys(row["kind"] for row in table))
+    found = {(row["kind"], row["T"]): (read_interval(row["auto"]), float(row["auto / llama.cpp"])) for row in table}
+    most = max(high for (_, _, high), _ in found.values())
+    panel = Panel(44, 820, len(kinds), most * 1.1, top=HEIGHT + 30, height=170)
+    ticks = [tick / 2 for tick in range(1, int(2 * most) + 1)]
+    title = "A published model, SmolLM2-135M-Instruct, with a drafter trained for it: speed over plain decoding"
+    yield from panel.frame(title, "", ticks)
+    for place, kind in enumerate(kinds):
+        yield panel.mark(place + 0.5, kind)
+        for number, (own, temperature) in enumerate((way, each) for way in (True, False) for each in ("0", "1")):
+            (mean, low, high), lead = found[kind, temperature]
+            left = panel.x(place + 0.12 + 0.19 * number)
+            top, style = panel.y(mean if own else mean / lead), "simd" if own else "llamacpp"
+            style += " sampled" if temperature == "1" else ""
+            size = panel.top + panel.height - top
+            yield f'<rect class="{style}" x="{left:g}" y="{top:g}" width="19" height="{size:.1f}"/>'
+            if own:
+                yield f'<path class="interval" d="M{left + 9.5:g} {panel.y(low)}V{panel.y(high)}"/>'
+                yield text(left + 9.5, panel.y(high) - 4, f"{mean:.1f}", "quiet", "middle")
+    below = "blue: ondevice with drafts; grey: llama.cpp's best setting on the same file; dark: greedy, light: T = 1"
+    yield text(8, HEIGHT + BELOW - 12, below, "quiet")
+
+
 def _bar(panel: Panel, top: float, value: tuple[float, float, float], kind: str) -> Iterator[str]:
     """A horizontal bar with its interval and its number."""
     mean, low, high = value
@@ -175,7 +204,11 @@ def _apart(heights: dict[str, float], least: float) -> dict[str, float]:
 def draw(results: str) -> str:
     """The picture of a RESULTS.md."""
     marks = [*real_text(read_tables(results, REAL_TEXT)), *forwards(read_tables(results, FORWARDS)[0])]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+    height = HEIGHT
+    if f"\n{TRAINED}\n" in results:
+        marks += by_kind(read_tables(results, TRAINED)[2])
+        height += BELOW
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
     return "\n".join([head, f"<style>\n{STYLE}\n</style>", *marks, "</svg>\n"])
 
 

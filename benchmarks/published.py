@@ -1,8 +1,9 @@
 """Publish a measurement of real text: JSON files of `benchmarks.real_text`.
 
-    python -m benchmarks.published FILE... [--other-cpu]
+    python -m benchmarks.published FILE... [--other-cpu | --trained-drafter]
 
-Its tables go into RESULTS.md, with `--other-cpu` below the heading of a second machine. From these the figures that
+Its tables go into RESULTS.md, with `--other-cpu` below the heading of a second machine, with `--trained-drafter` below
+that of a published model (`benchmarks.real_text --instructions`). From these the figures that
 README.md and docs/drafting.md quote are written, and the README's picture is drawn; without a file, only this second
 step is done. In each page, the text between the lines `<!-- measured -->` and `<!-- /measured -->` is replaced.
 """
@@ -16,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.picture import PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
-from benchmarks.real_text import DRAFT_MODEL, TEMPERATURES, merge, report
+from benchmarks.picture import PICTURE, REAL_TEXT, RESULTS, TRAINED, draw, read_interval, read_tables
+from benchmarks.real_text_tables import DRAFT_MODEL, TEMPERATURES, merge, report
 
 ROOT = RESULTS.parent.parent
 README, DRAFTING = ROOT / "README.md", ROOT / "docs" / "drafting.md"
@@ -87,8 +88,38 @@ def results_text(files: list[Path]) -> str:
     return f"{block}\n\n{report(records, facts)}\n"
 
 
-def readme_text(found: Found, other_cpu: Found) -> str:
-    """What the README says below its picture."""
+def trained_text(files: list[Path]) -> str:
+    """The same of a published model with a trained drafter."""
+    records, facts = merge(files)
+    commands = [
+        "ondevice export FILE.gguf --drafter models/smollm2-drafter --out DIR",
+        f"python -m benchmarks.real_text DIR --instructions --gguf FILE.gguf --turns {facts['turns']} "
+        f"--tokens {facts['tokens']} --json found.json",
+        "python -m benchmarks.published found.json --trained-drafter",
+    ]
+    block = "\n".join(["```", *commands, "```"])
+    return f"{block}\n\n{report(records, facts)}\n"
+
+
+def trained_sentences(results: str) -> str:
+    """What the README says of a published model with a trained drafter; empty if it was not measured."""
+    if f"\n{TRAINED}\n" not in results:
+        return ""
+    *_, kinds = read_tables(results, TRAINED)[:3]
+    auto = {(row["kind"], row["T"]): read_interval(row["auto"])[0] for row in kinds}
+    lead, sampled_lead = (row["auto / llama.cpp"] for row in kinds if row["kind"] == "chat")
+    greedy, sampled = (read_settings(results, TRAINED)[temperature]["auto"] for temperature in TEMPERATURES)
+    return (
+        " On a published model of 135 M weights, SmolLM2-135M-Instruct, a drafter that this repository trained on a "
+        f"CPU makes chat {auto['chat', '0']:.1f} times as fast at temperature 0 and {auto['chat', '1']:.1f} times at "
+        f"1, code {auto['code', '0']:.1f} and {auto['code', '1']:.1f} times, and {greedy.prompts} prompts of seven "
+        f"kinds {greedy.speed_up:.1f} and {sampled.speed_up:.1f} times. For chat, that is {lead} and {sampled_lead} "
+        "times the fastest setting of llama.cpp on the same file."
+    )
+
+
+def readme_text(found: Found, other_cpu: Found, trained: str = "") -> str:
+    """What the README says below its picture; `trained` are `trained_sentences`."""
     greedy, sampled = (found[temperature]["auto"] for temperature in TEMPERATURES)
     lead, sampled_lead = (over_llama(found[temperature]) for temperature in TEMPERATURES)
     slower, slower_sampled = (other_cpu[temperature]["auto"] for temperature in TEMPERATURES)
@@ -102,7 +133,7 @@ def readme_text(found: Found, other_cpu: Found) -> str:
         f"{slower_sampled_lead:.1f} times llama.cpp's best. The weights are not Gemma's, whose own MTP drafter may be "
         "accepted more or less often."
     )
-    return textwrap.fill(text, WIDTH) + "\n"
+    return textwrap.fill(text + trained, WIDTH) + "\n"
 
 
 def over_llama(settings: Mapping[str, Setting]) -> float:
@@ -161,7 +192,8 @@ def publish() -> None:
     """Write what README.md and docs/drafting.md quote from RESULTS.md, and draw the picture."""
     results = RESULTS.read_text("utf-8")
     found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
-    for path, text in ((README, readme_text(found, other_cpu)), (DRAFTING, drafting_text(other_cpu))):
+    readme = readme_text(found, other_cpu, trained_sentences(results))
+    for path, text in ((README, readme), (DRAFTING, drafting_text(other_cpu))):
         path.write_text(filled(path.read_text("utf-8"), text), "utf-8")
     PICTURE.write_text(draw(results), "utf-8")
 
@@ -169,11 +201,17 @@ def publish() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="written by benchmarks.real_text --json")
-    parser.add_argument("--other-cpu", action="store_true", help="they were measured on the second machine")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--other-cpu", action="store_true", help="they were measured on the second machine")
+    group.add_argument("--trained-drafter", action="store_true", help="they are of a published model")
     arguments = parser.parse_args()
     if files := arguments.files:
-        heading = OTHER_CPU if arguments.other_cpu else REAL_TEXT
-        RESULTS.write_text(filled(RESULTS.read_text("utf-8"), results_text(files), heading), "utf-8")
+        heading = OTHER_CPU if arguments.other_cpu else TRAINED if arguments.trained_drafter else REAL_TEXT
+        results = RESULTS.read_text("utf-8")
+        if arguments.trained_drafter and f"\n{TRAINED}\n" not in results:
+            results += f"\n{TRAINED}\n\n<!-- measured -->\n<!-- /measured -->\n"
+        text = trained_text(files) if arguments.trained_drafter else results_text(files)
+        RESULTS.write_text(filled(results, text, heading), "utf-8")
     publish()
 
 

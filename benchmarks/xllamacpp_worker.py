@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.llama_server import Completion
+
 PLAIN = "NONE"
 CONTEXT = 2048
 
@@ -73,6 +75,10 @@ class LlamaProcess:
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
+
+    def complete(self, token_ids: Sequence[int], options: dict[str, Any]) -> Completion:
+        """Reply to a prompt; as `LlamaServer.complete`."""
+        return Completion.of(self.ask(token_ids, ignore_eos=False, cache_prompt=False, **options))
 
 
 def main(gguf: str, threads: str, speculation: str) -> None:

@@ -164,7 +164,12 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "sliding_window": target.window,
         "vocabulary": target.vocab_size,
         "quantization": dataclasses.asdict(manifest.quantization),
-        "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
+        "drafter": drafter
+        and {
+            "kind": "mtp",
+            "candidates": drafter.candidates,
+            "head": "target's" if drafter.target_head else "own",
+        },
         "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
         "vision": manifest.vision and _fields(manifest.vision, "layers", "hidden_size", "tokens"),
         "audio": manifest.audio and _fields(manifest.audio, "layers", "hidden_size"),

@@ -147,6 +147,7 @@ def peak_of(scores: Float32Array) -> float:
 @kernel
 def gumbel_argmax_all(  # noqa: PLR0917
     scores: Float32Array,
+    token_ids: IndexArray,
     peak: float,
     temperature: float,
     key: Key,
@@ -154,10 +155,12 @@ def gumbel_argmax_all(  # noqa: PLR0917
     best: IndexArray,
     values: Float64Array,
 ) -> int:
-    """`gumbel_argmax` over a whole vocabulary, where indices are token ids, without weights: a block of tokens shares
-    one bound. It takes a hash and a comparison per token, both vectorised: less time than all exponentials.
+    """`gumbel_argmax` over all scores, without weights: a block of tokens shares one bound. It takes a hash and a
+    comparison per token, both vectorised: less time than all exponentials.
+
+    token_ids : intp[m], the tokens of the scores, or IN_ORDER
     """
-    row = hashed(key[0], position)
+    row, in_order = hashed(key[0], position), token_ids[0] == EVERY
     count = 0
     bound = np.inf
     for start in range(0, len(scores), BLOCK):
@@ -165,17 +168,23 @@ def gumbel_argmax_all(  # noqa: PLR0917
         share = bound * exponential((largest(block) - peak) / temperature) / UNIT
         least = np.uint64(share) + np.uint64(1) if share < 2.0**52 else np.uint64(1) << np.uint64(52)
         found = 0
-        for at in range(len(block)):  # a loop of its own, so that it is vectorised
-            found += int((hashed(row, start + at) >> DROPPED_BITS) < least)
+        if in_order:  # loops of their own, so that they are vectorised
+            for at in range(len(block)):
+                found += int((hashed(row, start + at) >> DROPPED_BITS) < least)
+        else:
+            for at in range(len(block)):
+                found += int((hashed(row, token_ids[start + at]) >> DROPPED_BITS) < least)
         if not found:
             continue
         for at in range(len(block)):
-            bits = hashed(row, start + at)
+            bits = hashed(row, id_at(token_ids, start + at))
             if (bits >> DROPPED_BITS) < least:
-                value = (block[at] - peak) / temperature + gumbel(bits)
-                if value > -np.inf:
-                    count = insert(value, start + at, best, values, count)
-        bound = win_bound(values, count)
+                log_weight = (block[at] - peak) / temperature
+                if float(bits >> DROPPED_BITS) * UNIT < bound * exponential(log_weight):
+                    value = log_weight + gumbel(bits)
+                    if value > -np.inf:
+                        count = insert(value, start + at, best, values, count)
+                        bound = win_bound(values, count)
     return count
 
 
@@ -575,15 +584,16 @@ def draw_row(  # noqa: PLR0917
     peak = peak_of(scores)
     if not abs(peak) < np.inf:
         return 0
-    if k == 0 and top_p == 1.0 and min_p == 0.0 and token_ids[0] == EVERY:
-        return gumbel_argmax_all(scores, peak, temperature, key, position, tokens, values)
-    left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
-    kept, ids = indices[0], indices[1]
-    for at in range(left):
-        ids[at] = id_at(token_ids, kept[at])
-    found = gumbel_argmax(
-        scores, kept[:left], weights[:left], ids[:left], peak, temperature, key, position, tokens, values
-    )
+    if k == 0 and top_p == 1.0 and min_p == 0.0:
+        found = gumbel_argmax_all(scores, token_ids, peak, temperature, key, position, tokens, values)
+    else:
+        left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+        kept, ids = indices[0], indices[1]
+        for at in range(left):
+            ids[at] = id_at(token_ids, kept[at])
+        found = gumbel_argmax(
+            scores, kept[:left], weights[:left], ids[:left], peak, temperature, key, position, tokens, values
+        )
     for at in range(found):
         tokens[at] = id_at(token_ids, tokens[at])
     return found

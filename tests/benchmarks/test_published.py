@@ -19,8 +19,9 @@ from benchmarks.published import (
     main,
     read_settings,
     readme_text,
+    trained_sentences,
 )
-from benchmarks.real_text import Record
+from benchmarks.real_text_tables import Record
 from tests.benchmarks.test_real_text import FACTS
 
 SPEEDS = {
@@ -34,7 +35,8 @@ def test_the_pages_quote_the_results() -> None:
     """`python -m benchmarks.published` writes them anew."""
     results = RESULTS.read_text("utf-8")
     found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
-    for page, text in ((README, readme_text(found, other_cpu)), (DRAFTING, drafting_text(other_cpu))):
+    readme = readme_text(found, other_cpu, trained_sentences(results))
+    for page, text in ((README, readme), (DRAFTING, drafting_text(other_cpu))):
         written = page.read_text("utf-8")
         assert filled(written, text) == written
 
@@ -51,7 +53,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measurement(path: Path) -> Path:
     """The file of a measurement of two prompts, of which one repeats itself."""
-    plain = Record("chat", 0, 0.0, "plain", 95, (10.0, 10.0), rounds=190, drafts=0, taken=0, repeated=0.1)
+    plain = Record("chat", 0, 0.0, "plain", 95, (10.0, 10.0), rounds=190, repeated=0.1)
     records = [
         replace(
             plain, setting=name, prompt=prompt, temperature=temperature, repeated=repeated, seconds=(seconds, seconds)
@@ -88,6 +90,30 @@ def test_one_command_writes_tables_sentences_and_picture(pages: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["published"])
     main()  # from RESULTS.md alone
     assert {path.name: path.read_bytes() for path in pages.iterdir()} == written
+
+
+def test_a_trained_drafter_has_a_section_two_sentences_and_a_panel(
+    pages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (pages / "effect.svg").read_text("utf-8")
+    found = measurement(pages / "found.json")
+    stored = json.loads(found.read_text())
+    of_code = [{**each, "kind": "code"} for each in stored["records"]]
+    found.write_text(json.dumps({**stored, "records": stored["records"] + of_code}))
+    monkeypatch.setattr("sys.argv", ["published", str(found), "--trained-drafter"])
+    for _ in range(2):  # the second time it replaces the section
+        main()
+        results, picture = (pages / "RESULTS.md").read_text("utf-8"), (pages / "effect.svg").read_text("utf-8")
+        assert results.count("## A published model with a trained drafter") == 1
+        assert "real_text DIR --instructions --gguf FILE.gguf --turns 3 --tokens 96" in results
+        quoted = " ".join((pages / "README.md").read_text("utf-8").split())
+        assert "makes chat 5.0 times as fast at temperature 0 and 5.0 times at 1, code 5.0 and 5.0 times" in quoted
+        assert "4 prompts of seven kinds 5.0 and 5.0 times. For chat, that is 2.50 and 2.50 times" in quoted
+        assert picture.count('class="simd"') == before.count('class="simd"') + 2
+        assert picture.startswith('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 626"')
+    monkeypatch.setattr("sys.argv", ["published", "x", "--trained-drafter", "--other-cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
 
 
 def test_a_page_without_its_block_is_an_error() -> None:

@@ -11,15 +11,18 @@ import pytest
 
 from benchmarks import llama_server, real_text
 from benchmarks.llama_server import LlamaServer, speculative
-from benchmarks.real_text import (
+from benchmarks.real_text import check_equal
+from benchmarks.real_text_tables import (
     Record,
-    check_equal,
     geometric,
     interval_text,
+    kinds_table,
     merge,
+    positions_table,
     profile_table,
     repeated_share,
     report,
+    seen_grams,
     spread_lines,
 )
 from ondevice.cli.bench.measure import Run
@@ -27,10 +30,11 @@ from ondevice.generate.stats import Stats
 
 FACTS = {
     "bundle": "toy", "weights": "int4", "engine": "simd", "threads": 2, "processor": "a CPU", "system": "an OS",
-    "versions": {"numpy": "2"}, "tokens": 96, "turns": 3,
+    "versions": {"numpy": "2"}, "tokens": 96, "turns": 3, "left_out": ["self", "swift", "early-exit"],
+    "sampled": {"top_k": 64, "top_p": 0.95},
 }  # fmt: skip
-PLAIN = Record("chat", 0, 0.0, "plain", 95, (9.5, 9.5, 19.0), rounds=285, drafts=0, taken=0, repeated=0.1)
-MTP = replace(PLAIN, setting="mtp", seconds=(4.75, 19.0, 4.75), rounds=95, drafts=90, taken=81)
+PLAIN = Record("chat", 0, 0.0, "plain", 95, (9.5, 9.5, 19.0), rounds=285, repeated=0.1)
+MTP = replace(PLAIN, setting="mtp", seconds=(4.75, 19.0, 4.75), rounds=95, drafted=(90, 40), taken=(81, 20))
 AUTO = replace(MTP, setting="auto", seconds=(5.0, 5.0, 5.0))
 
 
@@ -39,6 +43,8 @@ def test_the_share_that_repeats_itself() -> None:
     assert repeated_share(range(50)) == 0
     assert repeated_share([*range(8), *range(100, 124), *range(8)]) == pytest.approx(16 / 40)
     assert repeated_share([7] * 20) == 1
+    assert seen_grams([1, 2, 3]) == seen_grams(range(50)) == 0
+    assert seen_grams([1, 2, 3, 4, 1, 2, 3, 4, 1]) == pytest.approx(2 / 6)
 
 
 def test_speed_ups_are_taken_turn_by_turn() -> None:
@@ -57,9 +63,19 @@ def test_the_report() -> None:
     lines = report([PLAIN, MTP, AUTO, *other], FACTS).splitlines()
     assert lines[0] == "Temperature 0, 2 prompts, 1 without repetition:"
     assert lines[5].replace(" ", "") == "|mtp|2|20.0[20.0,20.0]|2.00[2.00,2.00]|2.00|3.00|90%|"
-    assert lines[13].replace(" ", "") == "|chat|0|2|50%|10.0|mtp|2.00|1.90|0.95|"
+    assert lines[13].replace(" ", "") == "|chat|0|2|50%|0%|10.0|mtp|2.00|1.90[1.90,1.90]|0.95|"
     assert "Left out" in "\n".join(lines)
     assert "self, swift, early-exit" in "\n".join(lines)
+
+
+def test_llama_cpp_by_kind_and_acceptance_by_position() -> None:
+    slow = replace(PLAIN, setting="llama.cpp plain", seconds=3 * (19.0,))
+    fast = replace(slow, setting="llama.cpp ngram_mod", seconds=3 * (7.6,))
+    line = kinds_table([PLAIN, MTP, AUTO, slow, fast]).splitlines()[2].replace(" ", "")
+    assert line.endswith("|mtp|2.00|1.90|0.95|ngram_mod|1.52|")
+    sampled = replace(MTP, temperature=1.0, drafted=(10,), taken=(3,))
+    lines = [line.replace(" ", "") for line in positions_table([PLAIN, MTP, sampled]).splitlines()[2:]]
+    assert lines == ["|mtp|.90.50|.30|"]
 
 
 def test_the_profile() -> None:
@@ -117,7 +133,7 @@ def test_a_run_on_the_reference_pair(
     assert {record.kind for record in records} <= {"chat", "HumanEval"}
     assert facts["turns"] == 1
     chains = {record.setting: record for record in records if "chain" in record.setting and record.temperature}
-    assert all(record.drafts > 0 for record in chains.values())
+    assert all(record.drafted[0] > 0 for record in chains.values())
     monkeypatch.setattr("sys.argv", ["real_text", "--merge", str(stored)])
     real_text.main()
     assert capsys.readouterr().out == printed
@@ -187,7 +203,7 @@ def test_llama_server(tmp_path: Path) -> None:
     program.chmod(0o755)
     with LlamaServer(program, Path("model.gguf"), 2, speculative(Path("mtp.gguf"), 3)["mtp 3"]) as server:
         found = server.complete([5, 6, 7], {"n_predict": 2})
-    assert found == llama_server.Completion((5, 6), seconds=0.5, rounds=2, drafted=6, accepted=4)
+    assert found == llama_server.Completion(7, seconds=0.5, rounds=2, drafted=6, accepted=4)
     assert list(speculative(None, 3)) == ["plain", "ngram"]
     with pytest.raises(SystemExit, match="give the path of llama-server"):
         LlamaServer(tmp_path / "absent", Path("model.gguf"), 2)

@@ -13,13 +13,16 @@ import pytest
 import ondevice
 from ondevice import Model
 from ondevice.bundle import Bundle
+from ondevice.cli.main import main
 from ondevice.engines.protocol import Rows, Session, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.errors import BundleCorruptError
 from ondevice_export import export
 from tests.conftest import ENGINES, MakePair, Once
+from tests.hostile import hostile_bundle, token_ids
 from tests.tiny_drafters import DRAFTERS, save_drafter
-from tests.tiny_families import VOCAB
+from tests.tiny_families import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
 LISTED = ("smollm2", "llama3", "gemma3")
@@ -98,6 +101,23 @@ def test_drafts_of_sequences_in_one_batch_change_no_token(model: Model) -> None:
         assert list(pool.map(drafted, range(3))) == [list(each) for each in plain]
 
 
+def test_drafts_behind_a_kept_and_a_saved_prompt_change_no_token(model: Model, tmp_path: Path) -> None:
+    """Up to the end of the context, behind a prompt that the model has read before, here and in a file."""
+    long = np.random.default_rng(1).integers(0, VOCAB, CONTEXT - 60).tolist()
+    own = options(model, 1.0) | {"max_new_tokens": 100}
+    plain = model.generate(long, drafter="none", **own)
+    assert (plain.finish_reason, len(plain.token_ids)) == ("context", 61)
+    model.forget()
+    model.save_prefix(long[:150], tmp_path / "prefix")
+    for _ in range(2):  # the second time behind the reply that the first one left
+        drafted = model.generate(long, drafter="mtp", num_assistant_tokens_schedule="constant", **own)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_accepted_tokens > 0
+    model.forget()
+    assert model.load_prefix(tmp_path / "prefix") == 150
+    assert model.generate(long, drafter="mtp", **own).token_ids == plain.token_ids
+
+
 def test_a_step_depends_on_the_committed_tokens_alone(model: Model) -> None:
     """After a rewind, in a fork and behind rows that were not committed, it has the same bits as in a new session."""
     engine, hidden = model.engine, np.linspace(-1, 1, model.engine.target.hidden_size, dtype=np.float32)
@@ -138,6 +158,31 @@ def test_a_step_over_other_caches_is_nearly_the_same(bundles: Path, name: str, s
         found.append(session.draft_step(11, np.ones(engine.target.hidden_size, np.float32)).hidden.copy())
         engine.close()
     assert np.sqrt(((found[0] - found[1]) ** 2).mean()) < 0.1 * np.sqrt((found[1] ** 2).mean())
+
+
+def test_a_list_that_names_no_tokens_is_refused_by_simd(bundles: Path, tmp_path: Path) -> None:
+    bundle = hostile_bundle(bundles / "smollm2", tmp_path / "bundle", {"head_tokens": token_ids(0.05)})
+    with pytest.raises(BundleCorruptError, match=r"head_tokens holds numbers outside 0\.\.383"):
+        ondevice.load(bundle, engine="simd", threads=1)
+
+
+@pytest.mark.needs("onnxruntime")
+def test_a_list_that_names_no_tokens_changes_no_reply_of_ort(bundles: Path, tmp_path: Path) -> None:
+    """Its graph reads the ids: either ONNX Runtime refuses them, or such tokens are left out of drafts."""
+    hostile, replies = hostile_bundle(bundles / "smollm2", tmp_path / "bundle", {"head_tokens": token_ids(0.5)}), set()
+    for path, drafter in ((bundles / "smollm2", "none"), (hostile, "mtp")):
+        try:
+            with ondevice.load(path, engine="ort", threads=1) as model:
+                replies.add(model.generate(PROMPT, max_new_tokens=12, temperature=0.0, drafter=drafter).token_ids)
+        except BundleCorruptError:
+            assert path == hostile
+    assert len(replies) == 1
+
+
+def test_info_says_whose_head_it_is(bundles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, expected in (("smollm2", "candidates 100, head target's"), ("qwen2", "candidates 64, head own")):
+        assert main(["info", str(bundles / name)]) == 0
+        assert f"drafter         kind mtp, {expected}" in capsys.readouterr().out
 
 
 @pytest.mark.needs("onnxruntime")

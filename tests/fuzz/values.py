@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import ondevice
 from ondevice.bundle import MANIFEST
 from ondevice.bundle_format.manifest import Manifest
-from ondevice.bundle_format.tensor_table import DRAFTER_ORDERING, ORDERING, Tensor
+from ondevice.bundle_format.tensor_table import DRAFTER_ORDERING, DRAFTER_TOKENS, ORDERING, Tensor
 from ondevice.engines.protocol import ATTENTION_TYPES, KVCacheType
 from tests.fuzz import child
 from tests.fuzz.bundles import ENGINES, IDS
@@ -80,7 +80,7 @@ class Values:
         changes: dict[str, Change] = {}
         for name in rng.sample(self._names, rng.choice((1, 1, 2, 3))):
             kind, share, seed = rng.choice((*KINDS, "codes")), rng.choice((1.0, 0.1, 0.001)), rng.randrange(1 << 30)
-            if name in (ORDERING, DRAFTER_ORDERING):
+            if name in (ORDERING, DRAFTER_ORDERING, DRAFTER_TOKENS):
                 changes[name] = token_ids(share, seed)
             elif kind == "codes":
                 changes[name] = partial(_change_codes, seed)

@@ -58,7 +58,9 @@ def test_no_bound_loses_a_winner(size: int, spread: float, temperature: float) -
         expected = written_down(scores, names, temperature, 5, place)[:3]
         best, values = np.empty(3, np.intp), np.empty(3)
         key, peak = sampling_kernels.key_of(5), float(scores.max())
-        count = sampling_kernels.gumbel_argmax_all(scores, peak, temperature, key, place, best, values)
+        count = sampling_kernels.gumbel_argmax_all(
+            scores, sampling_kernels.IN_ORDER, peak, temperature, key, place, best, values
+        )
         assert best[:count].tolist() == expected.tolist()
         first = best[0], values[0]
         count = sampling_kernels.gumbel_argmax(
@@ -67,6 +69,10 @@ def test_no_bound_loses_a_winner(size: int, spread: float, temperature: float) -
         assert count == min(3, size) or weights.min() == 0.0
         assert best[:count].tolist() == expected[:count].tolist()
         assert (best[0], values[0]) == first, "one noise, whichever way"
+        some = random.permutation(2 * size)[:size]
+        expected = written_down(scores, some, temperature, 5, place)[:3]
+        count = sampling_kernels.gumbel_argmax_all(scores, some, peak, temperature, key, place, best, values)
+        assert best[:count].tolist() == expected.tolist()
 
 
 def test_a_forbidden_token_never_wins() -> None:
@@ -74,9 +80,8 @@ def test_a_forbidden_token_never_wins() -> None:
     scores[[3, 700]] = 1.0
     best, values = np.empty(4, np.intp), np.empty(4)
     for place in range(50):
-        assert (
-            sampling_kernels.gumbel_argmax_all(scores, 1.0, 1.0, sampling_kernels.key_of(0), place, best, values) == 2
-        )
+        key, ids = sampling_kernels.key_of(0), sampling_kernels.IN_ORDER
+        assert sampling_kernels.gumbel_argmax_all(scores, ids, 1.0, 1.0, key, place, best, values) == 2
         assert set(best[:2].tolist()) == {3, 700}
 
 
