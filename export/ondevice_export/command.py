@@ -57,6 +57,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), help="width of the tied token table (default: 8, or as kept)"
     )
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="round to 4 bits by the inputs that the matrices have on a text (default: a built-in one), or by an "
+        "importance matrix, *.gguf: the predictions stay closer to the original's",
+    )
     parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument("--gguf", metavar="NAME", help="the GGUF file to take of SOURCE, and to download of a hub id")
@@ -117,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 revision=args.revision,
                 gguf=args.gguf,
                 text_only=args.text_only,
+                calibrate=args.calibrate,
                 progress=bar.show,
                 note=lambda line: bar.say(f"note: {line}"),
                 on_begin=compile_kernels,

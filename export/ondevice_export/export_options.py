@@ -46,6 +46,8 @@ class ExportOptions:
             4 bits it is affine if the layers are.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
+        calibrate: round the layers of an int4 format by the second moments of their inputs: of a text, of which this is
+            the path, or empty for the default one, or in a GGUF importance matrix; None rounds without.
     """
 
     drafter: str = "auto"
@@ -54,6 +56,7 @@ class ExportOptions:
     head_bits: int | None = None
     revision: str | None = None
     text_only: bool = False
+    calibrate: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantize not in (*WEIGHT_FORMATS, KEEP, None):
@@ -73,7 +76,10 @@ class ExportOptions:
             raise UsageError("--quantize keep is for GGUF files: choose int4, int8 or none")
         if self.quantize is None and gguf and self.head_bits is not None:
             raise UsageError("a GGUF file's weights stay as they are: --head-bits needs --quantize int4 or int8")
-        return dataclasses.replace(self, quantize=self.quantize or (KEEP if gguf else "int4"))
+        chosen = dataclasses.replace(self, quantize=self.quantize or (KEEP if gguf else "int4"))
+        if self.calibrate is not None and chosen.target_formats.layers.bits != 4:
+            raise UsageError("--calibrate is for rounding to 4 bits: add --quantize int4 or int4-affine")
+        return chosen
 
     @property
     def target_formats(self) -> Formats:
