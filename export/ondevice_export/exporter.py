@@ -19,6 +19,7 @@ from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.progress import Advance, Progress, counted, silent
+from ondevice_export.bit_budget import choose_formats
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.calibration.source import open_calibration
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
@@ -45,6 +46,7 @@ def export(
     gguf: str | None = None,
     text_only: bool = False,
     calibrate: str | None = None,
+    bits_per_weight: float | None = None,
     progress: Progress = silent,
     note: Note = _log.info,
     on_begin: Callable[[], None] = lambda: None,
@@ -64,6 +66,7 @@ def export(
         gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.
         calibrate: round to 4 bits by what a text or an importance matrix says of the inputs; see `ExportOptions`.
+        bits_per_weight: choose a format for each matrix, so that they have this number on average.
         progress: called with the number of weights written so far and in total; a text that is run counts too.
         note: called with one-line messages for the user.
         on_begin: called when everything is checked, before the first weight is read.
@@ -76,7 +79,7 @@ def export(
         PairMismatchError: the drafter or the heads were made for another target.
         UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
-    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only, calibrate)
+    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only, calibrate, bits_per_weight)
     target = locate(str(source), options.revision, gguf)
     options = options.for_target(gguf=target.file is not None)
     assistant = locate_drafter(options.drafter, target, note)
@@ -110,6 +113,8 @@ def _write(
     note: Note,
     on_begin: Callable[[], None],
 ) -> None:
+    if options.bits_per_weight is not None and target.modules is None:
+        options = dataclasses.replace(options, chosen=choose_formats(target, options.bits_per_weight))
     shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
     _note_rounding(target, options, note)
     if target.modules is not None:

@@ -129,8 +129,8 @@ class MatrixWriter:
                 that was added earlier).
         """
         stored = _reserve(file, name, shape, form, half_scales)
-        if factors is not None and sum(map(len, factors)) != shape[1]:
-            raise CheckpointError(f"{name} has {shape[1]} inputs, its importance matrix {sum(map(len, factors))}")
+        if factors is not None and (inputs := sum(len(factor.upper) for factor in factors)) != shape[1]:
+            raise CheckpointError(f"{name} has {shape[1]} inputs, its importance matrix {inputs}")
         self._submit(stored, partial(_write_rows, file, stored, rows, factors))
         return stored
 

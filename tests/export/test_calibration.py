@@ -88,11 +88,15 @@ def test_codes_are_the_nearest_levels(name: str) -> None:
 
 def test_feedback_inverts_the_moments() -> None:
     moments = moments_of(some_inputs(300, 96))
-    [factor] = feedback(moments)
-    assert np.array_equal(factor, np.triu(factor))
-    damped = moments.blocks[0].astype(np.float64)
+    [(upper, order)] = feedback(moments)
+    assert np.array_equal(upper, np.triu(upper))
+    assert sorted(order) == [0, 1, 2]
+    sizes = np.diagonal(moments.blocks[0]).reshape(3, 32).sum(1)
+    assert list(sizes[order]) == sorted(sizes, reverse=True)
+    columns = (32 * order[:, None] + np.arange(32)).reshape(-1)
+    damped = moments.blocks[0].astype(np.float64)[np.ix_(columns, columns)]
     damped += np.eye(96) * rounding.DAMPING * np.diagonal(damped).mean()
-    assert np.allclose(factor.T @ factor @ damped, np.eye(96), atol=1e-2)
+    assert np.allclose(upper.T @ upper @ damped, np.eye(96), atol=1e-2)
 
 
 def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +220,7 @@ def test_an_importance_matrix_weights_the_search(tmp_path: Path) -> None:
     matrix = ImportanceMatrix(path)
     factors = matrix.factors("model.layers.3.self_attn.q_proj.weight")
     assert factors is not None
-    assert [len(factor) for factor in factors] == [32, 32]
+    assert [len(factor.upper) for factor in factors] == [32, 32]
     assert matrix.factors("model.layers.2.self_attn.q_proj.weight") is None
     assert matrix.factors("model.embed_tokens.weight") is None
     weights = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)

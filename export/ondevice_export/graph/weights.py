@@ -106,6 +106,7 @@ class Weights:
             size = math.prod(leading), width
             blocks = self._kept_blocks(source) if rows is None else None
             if blocks is None:
+                form = self.formats.chosen.get(source, form)
                 factors = None
                 if self._calibration is not None and form.bits == 4:
                     factors = self._calibration.factors(source)
