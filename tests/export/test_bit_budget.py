@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import is_plain
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
@@ -27,16 +27,16 @@ def target() -> object:
         yield opened
 
 
-def average(target: TargetCheckpoint, chosen: dict[str, object]) -> float:
+def average(target: TargetCheckpoint, chosen: dict[str, WeightFormat]) -> float:
     counts = {name: math.prod(target.shapes[name]) for name in chosen}
-    return sum(counts[name] * bits_of(form) for name, form in chosen.items()) / sum(counts.values())  # type: ignore[arg-type]
+    return sum(counts[name] * bits_of(form) for name, form in chosen.items()) / sum(counts.values())
 
 
 @pytest.mark.parametrize("bits", [4.5, 4.7, 5.0, 6.0, 8.5])
 def test_the_budget_is_kept_and_used(target: TargetCheckpoint, bits: float) -> None:
     chosen = choose_formats(target, bits)
     assert set(chosen) == {name for name, shape in target.shapes.items() if not is_plain(name, shape)}
-    assert bits - 0.2 < average(target, dict(chosen)) <= bits + 1e-9
+    assert bits - 0.2 < average(target, chosen) <= bits + 1e-9
 
 
 def test_the_ends_are_one_format(target: TargetCheckpoint) -> None:

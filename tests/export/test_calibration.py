@@ -192,6 +192,7 @@ def test_moments_are_those_of_a_whole_forward(original: Path) -> None:
     engine = OrtEngine(bundle, 1)
     session = engine.open_session()
     first = bundle.manifest.first_token_id
+    assert first is not None
     [outputs] = engine.forward([Rows(session, TokenTree.chain([first, *ids[1:]]), range(40))])
     norm = kept * (np.square(kept).mean(-1, keepdims=True) + bundle.manifest.target.norm_eps) ** -0.5
     table = bundle.manifest.tensors["target.onnx"].tensors["norm.weight"]

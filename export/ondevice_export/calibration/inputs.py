@@ -126,16 +126,12 @@ class LayerRun:
         constants = [each for each in graph.initializer if each.name in used]
         values = {each.name: each for each in [*graph.input, *graph.output]}
         names = used - made - {each.name for each in constants} - {""}
-        tensors = [
-            [
-                values.get(name) or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-                for name in each
-            ]
-            for each in (sorted(names), outputs)
-        ]
+        for name in names | set(outputs):
+            values.setdefault(name, onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        inputs, results = ([values[name] for name in each] for each in (sorted(names), outputs))
         model = onnx.ModelProto()
         model.CopyFrom(self._graph)
-        model.graph.CopyFrom(onnx.helper.make_graph(nodes, "layer", *tensors, initializer=constants))
+        model.graph.CopyFrom(onnx.helper.make_graph(nodes, "layer", inputs, results, constants))
         path = self._place.with_name("layer.onnx")
         onnx.save(model, path)
         options = ort.SessionOptions()
@@ -156,6 +152,6 @@ class LayerRun:
                 return np.zeros(1, np.int64)
             if name == graph_io.mask(kind):
                 window = target.window if kind == "sliding" else None
-                return attention_mask(TokenTree.chain(chunk), 0, (0, count), window)
+                return attention_mask(TokenTree.chain(chunk.tolist()), 0, (0, count), window)
         layer = int(name.split(".")[1])
         return np.zeros((1, count, target.layers[layer].attention.kv_width), np.float32)

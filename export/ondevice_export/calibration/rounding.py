@@ -85,8 +85,9 @@ class Grid:
         """The codes of the levels that are nearest to some values."""
         steps = np.diff(self.levels)
         if (steps == steps[0]).all():
-            codes = np.rint((values - self.levels[0]) / steps[0])
-            return np.clip(codes, 0, len(self.levels) - 1, out=codes).astype(np.uint8)
+            places = np.rint((values - self.levels[0]) / steps[0])
+            codes: NDArray[np.uint8] = np.clip(places, 0, len(self.levels) - 1, out=places).astype(np.uint8)
+            return codes
         return np.searchsorted((self.levels[1:] + self.levels[:-1]) / 2, values).astype(np.uint8)
 
     @classmethod
@@ -136,7 +137,7 @@ def round_rows(weights: Floats, grid: Grid, factors: Factors) -> tuple[NDArray[n
         blocks = weights[:, begin : begin + len(upper)].reshape(rows, -1, BLOCK)[:, order].reshape(rows, -1)
         for place, number in enumerate(order + begin // BLOCK):
             own, later = slice(BLOCK * place, BLOCK * (place + 1)), slice(BLOCK * (place + 1), None)
-            scale, minimum = search(blocks[:, own], grid, 1 / np.diagonal(upper)[own] ** 2)
+            scale, minimum = search(blocks[:, own], grid, np.diagonal(upper)[own] ** np.float32(-2))
             columns = slice(BLOCK * number, BLOCK * (number + 1))
             codes[:, columns], errors = _carried(blocks[:, own], grid, scale, minimum, upper[own, own])
             blocks[:, later] -= errors @ upper[own, later]
@@ -219,4 +220,5 @@ def _search_affine(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, 
 
 
 def _to_fp16(values: NDArray[np.floating]) -> Floats:
-    return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
+    rounded: Floats = np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
+    return rounded
