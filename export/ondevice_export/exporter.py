@@ -199,7 +199,7 @@ def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note)
     if rounded := sum(form.bits == 4 and file.kept_format(name) != form for name, form in chosen.items()):
         note(
             f"{rounded} of {len(matrices)} matrices are rounded to 4 bits a second time, which costs small models much "
-            "(measured: 0.3 nats per token, up to 44 % more perplexity); less with --calibrate, not with --quantize keep"
+            "(measured: 0.3 nats per token, 44 % more perplexity); less with --calibrate, nothing with --quantize keep"
         )
 
 

@@ -20,6 +20,8 @@ from ondevice_export.calibration import rounding
 from ondevice_export.calibration.inputs import LayerRun
 from ondevice_export.calibration.rounding import Grid, Moments, feedback, round_rows
 from ondevice_export.calibration.source import TEXT, ImportanceMatrix
+from ondevice_export.data_file import DataFile
+from ondevice_export.matrices import MatrixWriter
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 from tests.conftest import REFERENCE
 
@@ -127,6 +129,27 @@ def test_extreme_moments_and_weights() -> None:
             found = values(grid, (codes, scales, minimums))
             assert not found[0].any()
             assert np.allclose(found[1], 60000, rtol=0.01)
+
+
+@pytest.mark.parametrize("on_grid", [True, False])
+def test_weights_that_were_trained_for_a_grid_stay(tmp_path: Path, on_grid: bool) -> None:
+    """Even if they were stored as bfloat16, which the search for scales would take for noise."""
+    random = np.random.default_rng(4)
+    codes = random.integers(-8, 8, (40, 3, 32))
+    codes[:, :, 0] = -8
+    weights = (codes * random.uniform(0.01, 0.02, (40, 3, 1)).astype(np.float16)).astype(np.float32).reshape(40, 96)
+    weights = (weights.view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
+    if not on_grid:
+        weights += random.normal(0, 0.004, weights.shape).astype(np.float32)
+    plain = quantize(weights, INT4)
+    with DataFile(tmp_path / "data") as file, MatrixWriter(lambda count: None) as writer:
+        stored = writer.add(
+            file, "w", (40, 96), INT4, lambda start, stop: weights[start:stop],
+            factors=feedback(moments_of(some_inputs(300, 96))),
+        )  # fmt: skip
+    data = (tmp_path / "data").read_bytes()
+    kept = data[stored.data.offset : stored.data.offset + stored.data.nbytes] == plain.packed.tobytes()
+    assert kept == on_grid
 
 
 def quality_of(bundle: Path, reference: Path, ids: list[int]) -> float:
