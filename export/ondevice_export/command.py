@@ -57,6 +57,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), help="width of the tied token table (default: 8, or as kept)"
     )
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="round to 4 bits by the inputs that the matrices have on a text (default: a built-in one), or by an "
+        "importance matrix, *.gguf: the predictions stay closer to the original's",
+    )
+    parser.add_argument(
+        "--bits-per-weight",
+        type=float,
+        metavar="B",
+        help="choose int4, affine int4 or int8 for each matrix, 4.5 to 8.5 bits on average: more where it counts most",
+    )
     parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument("--gguf", metavar="NAME", help="the GGUF file to take of SOURCE, and to download of a hub id")
@@ -117,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
                 revision=args.revision,
                 gguf=args.gguf,
                 text_only=args.text_only,
+                calibrate=args.calibrate,
+                bits_per_weight=args.bits_per_weight,
                 progress=bar.show,
                 note=lambda line: bar.say(f"note: {line}"),
                 on_begin=compile_kernels,

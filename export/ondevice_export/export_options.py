@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import UsageError
+from ondevice_export.bit_budget import check_budget
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
-KEEP = "keep"
+KEEP, MIXED = "keep", "mixed"
+"""Values of `quantize`: the formats of a GGUF file, and those of `bits_per_weight`, which no user names."""
 WEIGHT_FORMATS = {each.name: each for each in (INT4, INT4_AFFINE, INT8)} | {"none": FLOAT32}
 
 
@@ -22,6 +25,8 @@ class Formats:
     """Format of the linear layers and of the per-layer embedding table."""
     head: WeightFormat
     """Format of the head, which is also the token embedding."""
+    chosen: Mapping[str, WeightFormat] = field(default_factory=dict)
+    """Formats of single matrices by their names in the checkpoint, in place of those above."""
     keep: bool = False
     """Whether matrices of a GGUF file are stored as they are, if a bundle has their format; the others get the formats
     above."""
@@ -30,7 +35,7 @@ class Formats:
         """The format in which a matrix of a checkpoint is stored; `form` is `layers` or `head`."""
         if self.keep and isinstance(checkpoint, GgufCheckpoint):
             return checkpoint.kept_format(name) or form
-        return form
+        return self.chosen.get(name, form)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class ExportOptions:
             4 bits it is affine if the layers are.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
+        calibrate: round the layers of an int4 format by the second moments of their inputs: of a text, of which this is
+            the path, or empty for the default one, or in a GGUF importance matrix; None rounds without.
+        bits_per_weight: the target's matrices have this number at most on average, each in a format of its own; None
+            gives them the format of `quantize`.
+        chosen: the formats that follow from it, by the names of the matrices in the checkpoint.
     """
 
     drafter: str = "auto"
@@ -54,9 +64,16 @@ class ExportOptions:
     head_bits: int | None = None
     revision: str | None = None
     text_only: bool = False
+    calibrate: str | None = None
+    bits_per_weight: float | None = None
+    chosen: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.quantize not in (*WEIGHT_FORMATS, KEEP, None):
+        if self.bits_per_weight is not None:
+            if self.quantize not in (None, MIXED) or self.head_bits is not None:
+                raise UsageError("--bits-per-weight chooses the formats: leave --quantize and --head-bits out")
+            check_budget(self.bits_per_weight)
+        if self.quantize not in (*WEIGHT_FORMATS, KEEP, None) and self.bits_per_weight is None:
             raise UsageError(f"quantize is {self.quantize!r}: choose one of {', '.join((*WEIGHT_FORMATS, KEEP))}")
         if self.head_bits not in (4, 8, None):
             raise UsageError(f"head_bits is {self.head_bits!r}: choose 4 or 8")
@@ -73,12 +90,18 @@ class ExportOptions:
             raise UsageError("--quantize keep is for GGUF files: choose int4, int8 or none")
         if self.quantize is None and gguf and self.head_bits is not None:
             raise UsageError("a GGUF file's weights stay as they are: --head-bits needs --quantize int4 or int8")
-        return dataclasses.replace(self, quantize=self.quantize or (KEEP if gguf else "int4"))
+        default = MIXED if self.bits_per_weight is not None else KEEP if gguf else "int4"
+        chosen = dataclasses.replace(self, quantize=self.quantize or default)
+        if self.calibrate is not None and chosen.target_formats.layers.bits != 4:
+            raise UsageError("--calibrate is for rounding to 4 bits: add --quantize int4 or int4-affine")
+        return chosen
 
     @property
     def target_formats(self) -> Formats:
         if self.quantize == KEEP:
             return Formats(INT8, INT8, keep=True)
+        if self.quantize == MIXED:
+            return Formats(INT4, INT8, self.chosen)
         layers = WEIGHT_FORMATS[self.quantize or "int4"]
         if not layers.quantised:
             return Formats(layers, layers)
@@ -92,7 +115,7 @@ class ExportOptions:
         layers and in 62 % with int4 layers.
         """
         target = self.target_formats
-        return dataclasses.replace(target, layers=max(target.layers, INT8, key=lambda each: each.bits))
+        return dataclasses.replace(target, layers=max(target.layers, INT8, key=lambda each: each.bits), chosen={})
 
     @property
     def tower_formats(self) -> Formats:

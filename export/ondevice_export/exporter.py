@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from ondevice.bundle import model_home
+from ondevice.bundle import Bundle, model_home
 from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
-from ondevice.progress import Progress, counted, silent
+from ondevice.progress import Advance, Progress, counted, silent
+from ondevice_export.bit_budget import choose_formats
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
+from ondevice_export.calibration.source import open_calibration
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
@@ -41,6 +45,8 @@ def export(
     revision: str | None = None,
     gguf: str | None = None,
     text_only: bool = False,
+    calibrate: str | None = None,
+    bits_per_weight: float | None = None,
     progress: Progress = silent,
     note: Note = _log.info,
     on_begin: Callable[[], None] = lambda: None,
@@ -59,7 +65,9 @@ def export(
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.
-        progress: called with the number of weights written so far and in total.
+        calibrate: round to 4 bits by what a text or an importance matrix says of the inputs; see `ExportOptions`.
+        bits_per_weight: choose a format for each matrix, so that they have this number on average.
+        progress: called with the number of weights written so far and in total; a text that is run counts too.
         note: called with one-line messages for the user.
         on_begin: called when everything is checked, before the first weight is read.
 
@@ -71,7 +79,7 @@ def export(
         PairMismatchError: the drafter or the heads were made for another target.
         UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
-    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only)
+    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only, calibrate, bits_per_weight)
     target = locate(str(source), options.revision, gguf)
     options = options.for_target(gguf=target.file is not None)
     assistant = locate_drafter(options.drafter, target, note)
@@ -105,6 +113,8 @@ def _write(
     note: Note,
     on_begin: Callable[[], None],
 ) -> None:
+    if options.bits_per_weight is not None and target.modules is None:
+        options = dataclasses.replace(options, chosen=choose_formats(target, options.bits_per_weight))
     shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
     _note_rounding(target, options, note)
     if target.modules is not None:
@@ -122,12 +132,18 @@ def _write(
     if target.audio is not None:
         shapes.append(audio_shapes(target.audio, target.config))
         needed += estimate_bytes(shapes[-1], options.tower_formats)
-    advance = counted(progress, sum(map(count_weights, shapes)))
+    own = count_weights(target.shapes)
+    calibrates = options.calibrate is not None and target.modules is None
+    advance = counted(progress, sum(map(count_weights, shapes)) + (2 * own if calibrates else 0))
     manifest = make_manifest(target, drafter, options, heads)
-    with _disk_errors(out), BundleWriter(out) as bundle:
+    with _disk_errors(out), BundleWriter(out) as bundle, ExitStack() as stack:
         _check_space(out, needed)
         on_begin()
-        graphs = GraphFiles(bundle.directory, options, advance)
+        calibration = None
+        if calibrates:
+            write = partial(_write_int8, target, advance)
+            calibration = stack.enter_context(open_calibration(options.calibrate or "", write, advance, own))
+        graphs = GraphFiles(bundle.directory, options, advance, calibration)
         tokens = graphs.write_target(target)
         if drafter is not None:
             graphs.write_drafter(drafter, target.config, tokens)
@@ -139,6 +155,17 @@ def _write(
             graphs.write_audio(target.audio, target)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest, graphs.tensors)
+
+
+def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle:
+    """A bundle of the target alone with 8 bits per weight, through which the text of a calibration is run."""
+    alone, options = dataclasses.replace(target, vision=None, audio=None), ExportOptions(quantize="int8")
+    with BundleWriter(out) as bundle:
+        graphs = GraphFiles(bundle.directory, options, advance)
+        graphs.write_target(alone)
+        copy_text_files(target.checkout.directory, bundle.directory, _log.debug)
+        bundle.commit(make_manifest(alone, None, options), graphs.tensors)
+    return Bundle.open(out)
 
 
 def _place(name: str, out: str | Path | None) -> Path:
@@ -164,14 +191,15 @@ def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:
 
 def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note) -> None:
     """Say what it costs to round the weights of a GGUF file, which were rounded before, to 4 bits."""
-    form, file = options.target_formats.layers, target.checkpoint
-    if form.bits != 4 or not isinstance(file, GgufCheckpoint):
+    formats, file = options.target_formats, target.checkpoint
+    if formats.layers.bits != 4 or not isinstance(file, GgufCheckpoint):
         return
     matrices = [name for name, shape in target.shapes.items() if not is_plain(name, shape)]
-    if rounded := sum(file.kept_format(name) != form for name in matrices):
+    chosen = {name: formats.of(file, name, formats.layers) for name in matrices}
+    if rounded := sum(form.bits == 4 and file.kept_format(name) != form for name, form in chosen.items()):
         note(
-            f"{rounded} of {len(matrices)} matrices are rounded to {form.name} a second time, which costs small models "
-            "much (measured: 0.3 nats per token, up to 44 % more perplexity); --quantize keep does not"
+            f"{rounded} of {len(matrices)} matrices are rounded to 4 bits a second time, which costs small models much "
+            "(measured: 0.3 nats per token, 44 % more perplexity); less with --calibrate, nothing with --quantize keep"
         )
 
 

@@ -23,6 +23,7 @@ from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorT
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.progress import Advance
+from ondevice_export.calibration.source import Calibration
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
@@ -50,24 +51,31 @@ class GraphFiles:
         tensors: the tensor tables of the graphs written so far, by the graph's file name.
     """
 
-    def __init__(self, directory: Path, options: ExportOptions, advance: Advance) -> None:
+    def __init__(
+        self, directory: Path, options: ExportOptions, advance: Advance, calibration: Calibration | None = None
+    ) -> None:
         """
         Args:
             directory: the directory that the files are written to.
             options: the export's options, which give the weight formats.
             advance: called with the number of weights written since the last call.
+            calibration: the moments of the inputs of the target's matrices; None rounds without.
         """
         self.tensors: dict[str, TensorTable] = {}
         self._directory = directory
         self._options = options
+        self._calibration = calibration
         self._advance = advance
 
     def write_target(self, target: TargetCheckpoint) -> TokenMatrices:
         """Write `target.onnx` and its data; returns the stored matrices that the other graphs read too."""
         interface = target_interface(target.config, takes_soft_rows=bool(target.vision or target.audio))
         formats, modules = self._options.target_formats, target.modules
-        name = target.config.graph
-        with self._graph(name, interface, target.tensors, formats, modules) as (builder, weights):
+        name, calibration = target.config.graph, self._calibration
+        with self._graph(name, interface, target.tensors, formats, modules=modules, calibration=calibration) as (
+            builder,
+            weights,
+        ):
             graph = TargetGraph(builder, target.config, weights)
             graph.build()
         return graph.tokens
@@ -111,13 +119,15 @@ class GraphFiles:
         interface: Interface,
         tensors: NamedTensors,
         formats: Formats,
+        *,
         modules: QuantizedModules | None = None,
+        calibration: Calibration | None = None,
     ) -> Iterator[tuple[GraphBuilder, Weights]]:
         """Give a graph builder and its weights; the graph is saved after all weights have been written."""
         path, data = self._directory / name, f"{name}.data"
         builder = GraphBuilder(path.stem, interface)
         with DataFile(self._directory / data) as file, MatrixWriter(self._advance) as writer:
-            weights = Weights(tensors, file, writer, formats=formats, modules=modules)
+            weights = Weights(tensors, file, writer, formats=formats, modules=modules, calibration=calibration)
             yield builder, weights
         ir.save(builder.model(tool_versions()["ondevice"]), path)
         self.tensors[name] = TensorTable(data, weights.tensors)

@@ -16,7 +16,7 @@ from ondevice.errors import PromptError
 from ondevice.quality import Comparison, Quality
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.export_options import WEIGHT_FORMATS
+from ondevice_export.export_options import MIXED, WEIGHT_FORMATS
 from ondevice_export.original import Original, check_installed
 
 _MAX_TOKENS = 256
@@ -180,7 +180,10 @@ def tolerance_of(quantization: Quantization) -> Tolerance:
     """The tolerance of a bundle with these weight formats."""
     if quantization.weights == AS_TRAINED:
         return TOLERANCES[32, 32]
-    layers, head = WEIGHT_FORMATS[quantization.weights].bits, quantization.head_bits
+    layers, head = (
+        4 if quantization.weights == MIXED else WEIGHT_FORMATS[quantization.weights].bits,
+        quantization.head_bits,
+    )
     return TOLERANCES[min(layers, head), head]
 
 

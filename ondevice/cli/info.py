@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.cli.options import add_bundle_argument
 from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
     pass
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
+SCALE_BITS = 16
+"""Bits of a scale or minimum in memory."""
+
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
 """Modules whose import fails where an engine's packages are missing."""
 
@@ -164,6 +171,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "sliding_window": target.window,
         "vocabulary": target.vocab_size,
         "quantization": dataclasses.asdict(manifest.quantization),
+        "bits_per_weight": _bits(manifest),
         "drafter": drafter
         and {
             "kind": "mtp",
@@ -183,6 +191,30 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "bytes": sum(entry.size for entry in manifest.files.values()),
     }
+
+
+def _bits(manifest: Manifest) -> dict[str, Any] | None:
+    """Bits per weight of the target in memory, with fp16 scales and minimums: the average, and those of each matrix."""
+    table = manifest.tensors.get(manifest.target.graph)
+    if table is None:
+        return None
+    matrices = {name: tensor for name, tensor in table.tensors.items() if not is_plain(name, tensor.shape)}
+    bits = {name: tensor.weight_format.stored_bits(SCALE_BITS) for name, tensor in matrices.items()}
+    counts = {name: math.prod(tensor.shape) for name, tensor in matrices.items()}
+    total = sum(bits[name] * counts[name] for name in matrices)
+    return {"average": round(total / sum(counts.values()), 3), "tensors": bits}
+
+
+def _bits_text(found: Mapping[str, Any]) -> str:
+    """The average, then the matrices by the last word of their names: how many have how many bits."""
+    kinds: dict[str, Counter[float]] = {}
+    for name, bits in found["tensors"].items():
+        kinds.setdefault(name.removesuffix(".weight").rpartition(".")[2], Counter())[bits] += 1
+    parts = []
+    for kind, counts in kinds.items():
+        each = [f"{bits:g}" + (f" ({count})" if len(counts) > 1 else "") for bits, count in sorted(counts.items())]
+        parts.append(kept(f"{kind} {' and '.join(each)}"))
+    return f"{found['average']:g}: {', '.join(parts)}"
 
 
 def _fields(entry: object, *names: str) -> dict[str, Any]:
@@ -292,7 +324,11 @@ def _head(head: Mapping[str, Any]) -> str:
     return f"{head['kind']} {where}"
 
 
-LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
+LABELS = {
+    "bits_per_weight": "weight bits",
+    "memory_bytes_per_s": "memory bandwidth",
+    "dot_product_ops_per_s": "dot products",
+}
 
 LISTS: dict[str, Callable[[Any], str]] = {
     "files": size,
@@ -305,6 +341,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "memory_bytes_per_s": lambda rate: f"{rate / 1e9:.1f} GB/s",
     "dot_product_ops_per_s": lambda rate: f"{rate / 1e9:.0f} GOPS",
     "audio": "{layers} layers of {hidden_size}".format_map,
+    "bits_per_weight": _bits_text,
     "bytes": size,
     "cache": _cache,
     "drafts_without": _blocks_text,

@@ -252,7 +252,7 @@ def test_rounding_a_file_to_fewer_bits_says_what_it_costs(llama: tuple[Path, Any
         export(_file(llama, kind), tmp_path / "bundle", drafter="none", quantize=quantize, note=notes.append)
         return [note for note in notes if "second time" in note]
 
-    assert "16 of 16 matrices are rounded to int4 a second time" in noted(Kind.Q8_0, "int4")[0]
+    assert "16 of 16 matrices are rounded to 4 bits a second time" in noted(Kind.Q8_0, "int4")[0]
     assert noted(Kind.Q4_0, "int4") == []
     assert noted(Kind.Q8_0, "int8") == []
 

@@ -314,6 +314,9 @@ _GEMMA_4 = {
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
 }
+MATRICES = {hub: file for file, hub in _GEMMA_4.items()}
+"""The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
+
 _PER_LAYER = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",

@@ -18,6 +18,7 @@ from ondevice.bundle_format.tensor_table import Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
+from ondevice_export.calibration.source import Calibration
 from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
@@ -47,6 +48,7 @@ class Weights:
         *,
         formats: Formats,
         modules: QuantizedModules | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         """
         Args:
@@ -55,11 +57,13 @@ class Weights:
             writer: quantises and writes matrices.
             formats: weight formats; ignored for a checkpoint that was trained quantised.
             modules: the quantised modules of such a checkpoint, else None.
+            calibration: the moments of the matrices' inputs; None rounds without.
         """
         self.checkpoint = source.checkpoint
         self.formats = formats
         self.tensors: dict[str, Tensor] = {}
         self._modules = modules
+        self._calibration = calibration
         self._file = file
         self._writer = writer
         self._source = source
@@ -107,7 +111,13 @@ class Weights:
             size = math.prod(leading), width
             blocks = self._kept_blocks(source) if rows is None else None
             if blocks is None:
-                stored = self._writer.add(self._file, source, size, form, reader, half_scales=half_scales)
+                form = self.formats.chosen.get(source, form)
+                factors = None
+                if self._calibration is not None and form.bits == 4:
+                    factors = self._calibration.factors(source)
+                stored = self._writer.add(
+                    self._file, source, size, form, reader, half_scales=half_scales, factors=factors
+                )
             else:
                 form = self.formats.of(self.checkpoint, source, form)
                 stored = self._writer.add_blocks(self._file, source, size, form, blocks, half_scales=half_scales)

@@ -1,0 +1,101 @@
+"""Chooses int4, affine int4 or int8 for every matrix of a target, so that all together have a given number of bits.
+
+Matrices get more bits in the order in which this lowers the loss most per byte. The loss of a matrix is its squared
+error relative to its weights, measured in each format on some of its rows, times the sensitivity of its kind: the KL
+divergence that such an error causes in all layers together, measured on published models (`benchmarks.sensitivity`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, is_plain
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
+from ondevice.errors import UsageError
+from ondevice_export.checkpoint.models import TargetCheckpoint
+from ondevice_export.quantize import BLOCK, dequantize, quantize
+
+FORMATS = (INT4, INT4_AFFINE, INT8)
+"""From the least bits on."""
+
+SCALE_BITS = 16
+
+SAMPLED_ROWS = 64
+"""Rows of a matrix, evenly spread, on which its error is measured."""
+
+SENSITIVITY: Mapping[str, float] = {
+    "q_proj": 1.0,
+    "k_proj": 1.0,
+    "v_proj": 1.0,
+    "o_proj": 1.0,
+    "gate_proj": 1.0,
+    "up_proj": 1.0,
+    "down_proj": 1.0,
+    "embed_tokens": 1.0,
+}
+"""Kind of a matrix -> KL divergence, in nats per token, over the relative squared error of all matrices of the kind."""
+
+OTHERS = 1.0
+"""The same for kinds that the measured models do not have."""
+
+
+def bits_of(form: WeightFormat) -> float:
+    """Bits per weight in memory, with its share of an fp16 scale and minimum."""
+    return form.stored_bits(SCALE_BITS)
+
+
+def check_budget(bits: float) -> None:
+    """
+    Raises:
+        UsageError: no choice of formats has this number of bits per weight.
+    """
+    least, most = bits_of(FORMATS[0]), bits_of(FORMATS[-1])
+    if not least <= bits <= most:
+        raise UsageError(f"--bits-per-weight is {bits:g}: choose a number from {least:g} to {most:g}")
+
+
+def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFormat]:
+    """The format of every matrix by its name in the checkpoint, with at most `bits` per weight on average."""
+    shapes = {name: shape for name, shape in target.shapes.items() if not is_plain(name, shape)}
+    counts = {name: math.prod(shape) for name, shape in shapes.items()}
+    kinds = {name: kind_of(name) for name in shapes}
+    members = {kind: sum(each == kind for each in kinds.values()) for kind in kinds.values()}
+    losses = {
+        name: [SENSITIVITY.get(kinds[name], OTHERS) / members[kinds[name]] * error for error in errors(target, name)]
+        for name in shapes
+    }
+    levels = dict.fromkeys(shapes, 0)
+    room = (bits - bits_of(FORMATS[0])) * sum(counts.values())
+    while steps := [
+        ((losses[name][level] - losses[name][wider]) / cost, name, wider, cost)
+        for name, level in levels.items()
+        for wider in range(level + 1, len(FORMATS))
+        if (cost := counts[name] * (bits_of(FORMATS[wider]) - bits_of(FORMATS[level]))) <= room
+        and losses[name][wider] < losses[name][level]
+    ]:
+        _, name, wider, cost = max(steps)
+        levels[name] = wider
+        room -= cost
+    return {name: FORMATS[level] for name, level in levels.items()}
+
+
+def kind_of(name: str) -> str:
+    """The kind of a matrix: the last word of its name but `weight`; the head counts as the token table."""
+    if name.endswith(HEAD):
+        name = EMBEDDING
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def errors(target: TargetCheckpoint, name: str) -> Iterator[float]:
+    """The squared error relative to the weights' squares in each of `FORMATS`, on some rows of a matrix."""
+    *leading, width = target.checkpoint.shape(name)
+    rows = math.prod(leading)
+    if width % BLOCK:
+        return iter([0.0] * len(FORMATS))  # the writer refuses it by its name
+    picked = np.unique(np.linspace(0, rows - 1, SAMPLED_ROWS).astype(int))
+    sample = np.concatenate([target.checkpoint.rows(name, row, row + 1) for row in picked.tolist()])
+    squares = float(np.square(sample).sum()) or 1.0
+    return (float(np.square(sample - dequantize(quantize(sample, form), form)).sum()) / squares for form in FORMATS)

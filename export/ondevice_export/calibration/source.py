@@ -1,0 +1,137 @@
+"""Where the second moments of a matrix's inputs come from: a text that is run, or a published importance matrix.
+
+An importance matrix (`llama-imatrix`, GGUF) has the sums of the squares of each matrix's inputs, the diagonal of the
+moments. It gives the weights of the search for scales; there is nothing to carry errors by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.errors import CheckpointError, UsageError
+from ondevice.machine import default_threads
+from ondevice.progress import Advance
+from ondevice.text.prompt_file import read_text
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.calibration.rounding import Factors, Moments, feedback
+from ondevice_export.checkpoint.source import GGUF
+from ondevice_export.gguf.architectures import MATRICES
+from ondevice_export.gguf.blocks import to_float32
+from ondevice_export.gguf.file import GgufFile
+from ondevice_export.quantize import BLOCK
+
+if TYPE_CHECKING:
+    from ondevice_export.calibration.inputs import LayerRun
+
+TEXT = Path(__file__).with_name("text.txt")
+"""The text that is run by default, some 34,000 tokens: pages and code of this project, under its licence,
+Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the public domain. None of it is in
+`quality.TEXT`."""
+
+
+class Calibration(Protocol):
+    """Gives the factors of `feedback` for the matrices of a target."""
+
+    def factors(self, name: str) -> Factors | None:
+        """The factors for a matrix by its name in the checkpoint, None if its inputs are not known.
+
+        A text's are computed layer by layer: matrices of lower layers must have been asked for before.
+        """
+        ...
+
+
+@contextmanager
+def open_calibration(
+    source: str, write_bundle: Callable[[Path], Bundle], advance: Advance, share: int
+) -> Iterator[Calibration]:
+    """Open an importance matrix, or a bundle of the model that runs a text.
+
+    Args:
+        source: a path; empty for the default text.
+        write_bundle: writes a bundle of the model into a directory, and opens it.
+        advance, share: `advance` is called with parts of `share` while a text is run.
+
+    Raises:
+        CheckpointError: the importance matrix is damaged.
+        PromptError: the text cannot be read.
+        UsageError: the model has no tokenizer to read the text with.
+    """
+    if source.lower().endswith(GGUF):
+        with closing(ImportanceMatrix(Path(source))) as matrix:
+            yield matrix
+        return
+    from ondevice_export.calibration.inputs import LayerRun  # imports onnxruntime, which some systems do not have
+
+    text = read_text(Path(source) if source else TEXT)
+    with TemporaryDirectory(prefix="ondevice-calibration-") as directory:
+        bundle = write_bundle(Path(directory) / "bundle")
+        path = bundle.file(TOKENIZER)
+        if path is None:
+            raise UsageError("--calibrate runs a text, and the model has no tokenizer to read it with")
+        ids = Tokenizer.from_file(path, bundle.manifest.first_token_id).encode(text, parse_special=False)
+        yield TextCalibration(LayerRun(bundle, ids, default_threads(), advance, share))
+
+
+class TextCalibration:
+    """Runs a text through a bundle with the target's weights."""
+
+    def __init__(self, run: LayerRun) -> None:
+        self._run = run
+        self._done = 0
+        self._moments: dict[str, Moments] = {}
+        self._factors: dict[int, Factors] = {}
+
+    def factors(self, name: str) -> Factors | None:
+        layer = _layer_of(name)
+        while layer is not None and self._done <= layer:
+            self._moments, self._factors = self._run.run(self._done), {}
+            self._done += 1
+        moments = self._moments.get(name)
+        if moments is None:
+            return None
+        known = self._factors.get(id(moments))
+        if known is None:
+            known = self._factors[id(moments)] = feedback(moments)
+        return known
+
+
+class ImportanceMatrix:
+    """A GGUF importance matrix."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            CheckpointError: it is no GGUF file, or one of something else.
+        """
+        self._file = GgufFile(path)
+        if self._file.metadata.get("general.type") != "imatrix":
+            self._file.close()
+            raise CheckpointError(f"{path} is no importance matrix: --calibrate takes one of llama-imatrix, or a text")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def factors(self, name: str) -> Factors | None:
+        layer = _layer_of(name)
+        place = None if layer is None else MATRICES.get(name.split(f"layers.{layer}.", 1)[1])
+        entry = self._file.entries.get(f"blk.{layer}.{place}.in_sum2")
+        if entry is None:
+            return None
+        sums = to_float32(self._file.read_rows(entry, 0, entry.rows), entry.kind).sum(0)  # over experts
+        if not (np.isfinite(sums).all() and (sums >= 0).all() and len(sums) % BLOCK == 0):
+            raise CheckpointError(f"{self._file.path}: {entry.name} holds no sums of squares: download it again")
+        return feedback(Moments(tuple(np.diag(part) for part in sums.reshape(-1, BLOCK))))
+
+
+def _layer_of(name: str) -> int | None:
+    """The layer that a tensor's name in a checkpoint tells."""
+    words = name.split(".")
+    places = [index for index, word in enumerate(words[:-1]) if word == "layers" and words[index + 1].isdecimal()]
+    return int(words[places[-1] + 1]) if places else None

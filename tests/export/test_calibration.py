@@ -1,0 +1,286 @@
+"""Rounding that knows the inputs of a matrix: the moments, scales, feedback, and exports with a text or a matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, WeightFormat
+from ondevice.engines.ort import OrtEngine
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.errors import CheckpointError, PromptError, UsageError
+from ondevice.quality import measure
+from ondevice_export import export
+from ondevice_export.calibration import rounding
+from ondevice_export.calibration.inputs import LayerRun
+from ondevice_export.calibration.rounding import Grid, Moments, feedback, round_rows
+from ondevice_export.calibration.source import TEXT, ImportanceMatrix
+from ondevice_export.data_file import DataFile
+from ondevice_export.matrices import MatrixWriter
+from ondevice_export.quantize import BLOCK, dequantize, quantize
+from tests.conftest import REFERENCE
+
+TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+GRIDS = {"int4": Grid.of(INT4), "int4-affine": Grid.of(INT4_AFFINE), "table": Grid(TABLE)}
+Floats = NDArray[np.float32]
+
+
+def some_inputs(count: int, width: int) -> Floats:
+    """Inputs that depend on each other, of very different sizes."""
+    random = np.random.default_rng(7)
+    mixed = random.standard_normal((count, width // 4)) @ random.standard_normal((width // 4, width))
+    return ((mixed + 0.3 * random.standard_normal((count, width))) * random.lognormal(0, 1, width)).astype(np.float32)
+
+
+def moments_of(inputs: Floats) -> Moments:
+    moments = Moments.zeros(inputs.shape[1])
+    moments.add(inputs)
+    return moments
+
+
+def values(grid: Grid, rounded: tuple[NDArray[np.uint8], Floats, Floats | None]) -> Floats:
+    """The weights that rounded rows stand for."""
+    codes, scales, minimums = rounded
+    found = grid.levels[codes].reshape(*scales.shape, BLOCK) * scales[..., None]
+    if minimums is not None:
+        found = found + minimums[..., None]
+    return found.reshape(len(codes), -1)
+
+
+def output_error(weights: Floats, rounded: Floats, inputs: Floats) -> float:
+    return float(np.square(inputs @ (weights - rounded).T).sum() / np.square(inputs @ weights.T).sum())
+
+
+@pytest.mark.parametrize(("form", "at_most"), [(INT4, 0.4), (INT4_AFFINE, 0.4)])
+def test_outputs_are_closer_than_with_weights_rounded_alone(form: WeightFormat, at_most: float) -> None:
+    """On inputs that the moments were not taken of."""
+    inputs, others = np.split(some_inputs(2000, 128), 2)
+    weights = np.random.default_rng(1).standard_normal((60, 128)).astype(np.float32)
+    plain = output_error(weights, dequantize(quantize(weights, form), form), others)
+    grid = Grid.of(form)
+    calibrated = values(grid, round_rows(weights, grid, feedback(moments_of(inputs))))
+    assert output_error(weights, calibrated, others) < at_most * plain
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grid_is_reproduced(name: str) -> None:
+    """Weights that a format can hold stay what they are, whatever the moments are."""
+    grid, random = GRIDS[name], np.random.default_rng(2)
+    codes = random.integers(0, 16, (20, 96)).astype(np.uint8)
+    codes[:, ::BLOCK], codes[:, 1::BLOCK] = 0, 15
+    scales = random.uniform(0.01, 0.02, (20, 3)).astype(np.float16).astype(np.float32)
+    minimums = random.uniform(-0.1, 0, (20, 3)).astype(np.float16).astype(np.float32) if grid.affine else None
+    weights = values(grid, (codes, scales, minimums))
+    found = values(grid, round_rows(weights, grid, feedback(moments_of(some_inputs(300, 96)))))
+    assert np.square(found - weights).sum() < 2e-6 * np.square(weights).sum()  # scales are rounded to fp16
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_codes_are_the_nearest_levels(name: str) -> None:
+    grid = GRIDS[name]
+    wanted = np.random.default_rng(3).uniform(1.3 * grid.levels[0] - 1, 1.3 * grid.levels[-1], 500).astype(np.float32)
+    nearest = np.abs(wanted[:, None] - grid.levels).argmin(1)
+    assert np.array_equal(grid.codes(wanted), nearest)
+
+
+def test_feedback_inverts_the_moments() -> None:
+    moments = moments_of(some_inputs(300, 96))
+    [(upper, order)] = feedback(moments)
+    assert np.array_equal(upper, np.triu(upper))
+    assert sorted(order) == [0, 1, 2]
+    sizes = np.diagonal(moments.blocks[0]).reshape(3, 32).sum(1)
+    assert list(sizes[order]) == sorted(sizes, reverse=True)
+    columns = (32 * order[:, None] + np.arange(32)).reshape(-1)
+    damped = moments.blocks[0].astype(np.float64)[np.ix_(columns, columns)]
+    damped += np.eye(96) * rounding.DAMPING * np.diagonal(damped).mean()
+    assert np.allclose(upper.T @ upper @ damped, np.eye(96), atol=1e-2)
+
+
+def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "MOST_TOGETHER", 64)
+    inputs = some_inputs(200, 192)
+    moments = moments_of(inputs)
+    assert [len(block) for block in moments.blocks] == [64, 64, 64]
+    assert np.allclose(moments.blocks[1], inputs[:, 64:128].T @ inputs[:, 64:128], rtol=1e-4)
+    weights = np.random.default_rng(1).standard_normal((8, 192)).astype(np.float32)
+    grid, parts = Grid.of(INT4), feedback(moments)
+    whole = values(grid, round_rows(weights, grid, parts))
+    for number, factor in enumerate(parts):
+        columns = slice(64 * number, 64 * number + 64)
+        assert np.array_equal(whole[:, columns], values(grid, round_rows(weights[:, columns], grid, [factor])))
+
+
+def test_extreme_moments_and_weights() -> None:
+    """Inputs that never occur, all weights zero, and weights at the ends of fp16."""
+    inputs = some_inputs(50, 64)
+    inputs[:, 10:30] = 0
+    weights = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
+    weights[0], weights[1], weights[2, ::2] = 0, 60000, 1e-9
+    for grid in GRIDS.values():
+        for moments in (moments_of(inputs), moments_of(0 * inputs)):
+            codes, scales, minimums = round_rows(weights, grid, feedback(moments))
+            assert np.isfinite(scales).all()
+            assert minimums is None or np.isfinite(minimums).all()
+            found = values(grid, (codes, scales, minimums))
+            assert not found[0].any()
+            assert np.allclose(found[1], 60000, rtol=0.01)
+
+
+@pytest.mark.parametrize("on_grid", [True, False])
+def test_weights_that_were_trained_for_a_grid_stay(tmp_path: Path, on_grid: bool) -> None:
+    """Even if they were stored as bfloat16, which the search for scales would take for noise."""
+    random = np.random.default_rng(4)
+    codes = random.integers(-8, 8, (40, 3, 32))
+    codes[:, :, 0] = -8
+    weights = (codes * random.uniform(0.01, 0.02, (40, 3, 1)).astype(np.float16)).astype(np.float32).reshape(40, 96)
+    weights = (weights.view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
+    if not on_grid:
+        weights += random.normal(0, 0.004, weights.shape).astype(np.float32)
+    plain = quantize(weights, INT4)
+    with DataFile(tmp_path / "data") as file, MatrixWriter(lambda count: None) as writer:
+        stored = writer.add(
+            file, "w", (40, 96), INT4, lambda start, stop: weights[start:stop],
+            factors=feedback(moments_of(some_inputs(300, 96))),
+        )  # fmt: skip
+    data = (tmp_path / "data").read_bytes()
+    kept = data[stored.data.offset : stored.data.offset + stored.data.nbytes] == plain.packed.tobytes()
+    assert kept == on_grid
+
+
+def quality_of(bundle: Path, reference: Path, ids: list[int]) -> float:
+    engine, other = OrtEngine(Bundle.open(bundle), 1), OrtEngine(Bundle.open(reference), 1)
+    found = measure(engine, other, ids, None).kl.value
+    engine.close()
+    other.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A text to calibrate with, Python code as the pair was trained on, and another one to measure with."""
+    code = Path(export.__code__.co_filename).read_text("utf-8")
+    path = tmp_path_factory.mktemp("texts") / "code.py"
+    path.write_text(code, "utf-8")
+    return path, Path(__file__).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(REFERENCE / "target", tmp_path_factory.mktemp("original") / "b", quantize="none", drafter="none")
+
+
+def test_a_calibrated_export_is_closer_to_the_checkpoint(
+    tmp_path: Path, texts: tuple[Path, str], original: Path
+) -> None:
+    """Same formats and sizes; KL on a text that it was not calibrated with."""
+    text, other = texts
+    plain, calibrated = (
+        export(REFERENCE / "target", tmp_path / name, quantize="int4", drafter="none", heads="none", calibrate=given)
+        for name, given in (("plain", None), ("calibrated", str(text)))
+    )
+    sizes = [Bundle.open(each).manifest.weight_bytes for each in (plain, calibrated)]
+    assert sizes[0] == sizes[1]
+    tables = [Bundle.open(each).manifest.tensors["target.onnx"].tensors for each in (plain, calibrated)]
+    assert tables[0] == tables[1]
+    from ondevice.quality import text_ids
+
+    ids = text_ids(other, Bundle.open(plain), Bundle.open(original))
+    before, after = (quality_of(each, original, ids) for each in (plain, calibrated))
+    assert after < 0.8 * before
+
+
+def test_progress_counts_the_text(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    shown: list[tuple[int, int]] = []
+    export(
+        REFERENCE / "target", tmp_path / "out", drafter="none", heads="none", quantize="int4", calibrate=str(texts[0]),
+        progress=lambda *each: shown.append(each),
+    )  # fmt: skip
+    assert shown == sorted(shown)
+    assert shown[-1][0] > 0.99 * shown[-1][1]
+
+
+def test_moments_are_those_of_a_whole_forward(original: Path) -> None:
+    """The last layers' inputs, which depend on all others: hidden states of the layer run equal the engine's."""
+    bundle = Bundle.open(original)
+    ids = np.random.default_rng(5).integers(3, 500, 40).tolist()
+    run = LayerRun(bundle, ids, 1, lambda count: None, 100)
+    for index in range(run.layers):
+        assert not run.run(index)  # float32 matrices are no quantised ones
+    [kept] = run.hidden
+    engine = OrtEngine(bundle, 1)
+    session = engine.open_session()
+    first = bundle.manifest.first_token_id
+    assert first is not None
+    [outputs] = engine.forward([Rows(session, TokenTree.chain([first, *ids[1:]]), range(40))])
+    norm = kept * (np.square(kept).mean(-1, keepdims=True) + bundle.manifest.target.norm_eps) ** -0.5
+    table = bundle.manifest.tensors["target.onnx"].tensors["norm.weight"]
+    data = (bundle.path / "target.onnx.data").read_bytes()[table.offset : table.offset + table.bytes]
+    assert np.allclose(norm * np.frombuffer(data, np.float32), outputs.hidden, atol=1e-3)
+    engine.close()
+
+
+def write_matrix(path: Path, sums: dict[str, Floats], kind: str = "imatrix") -> Path:
+    writer = gguf.GGUFWriter(path, "", use_temp_file=False)
+    writer.add_type(kind)
+    for name, values_ in sums.items():
+        writer.add_tensor(f"{name}.in_sum2", values_)
+        writer.add_tensor(f"{name}.counts", np.ones((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_an_importance_matrix_weights_the_search(tmp_path: Path) -> None:
+    sums = np.ones((1, 64), np.float32)
+    sums[0, 5] = 1000
+    path = write_matrix(tmp_path / "imatrix.gguf", {"blk.3.attn_q.weight": sums})
+    matrix = ImportanceMatrix(path)
+    factors = matrix.factors("model.layers.3.self_attn.q_proj.weight")
+    assert factors is not None
+    assert [len(factor.upper) for factor in factors] == [32, 32]
+    assert matrix.factors("model.layers.2.self_attn.q_proj.weight") is None
+    assert matrix.factors("model.embed_tokens.weight") is None
+    weights = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
+    grid = Grid.of(INT4)
+    errors = np.square(weights - values(grid, round_rows(weights, grid, factors))).mean(0)
+    assert errors[5] < 0.3 * np.median(errors)
+    matrix.close()
+
+
+def test_an_importance_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
+    sums = {f"blk.{layer}.ffn_down.weight": np.ones((1, 64), np.float32) for layer in range(8)}
+    path = write_matrix(tmp_path / "imatrix.gguf", sums)
+    with pytest.raises(CheckpointError, match="its importance matrix 64"):
+        export(REFERENCE / "target", tmp_path / "out", quantize="int4", drafter="none", calibrate=str(path))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"quantize": "int8", "calibrate": ""}, "add --quantize int4 or int4-affine"),
+        ({"quantize": "int4", "calibrate": "missing.txt"}, "cannot read missing.txt"),
+        ({"quantize": "int4", "calibrate": "missing.gguf"}, "missing.gguf cannot be opened"),
+        ({"quantize": "int4", "calibrate": "OTHER"}, "is no importance matrix"),
+    ],
+)
+def test_mistakes(tmp_path: Path, options: dict[str, str], complaint: str) -> None:
+    other = write_matrix(tmp_path / "other.gguf", {}, "model")
+    given = {name: str(other) if value == "OTHER" else value for name, value in options.items()}
+    with pytest.raises((UsageError, CheckpointError, PromptError), match=complaint):
+        export(REFERENCE / "target", tmp_path / "out", drafter="none", **given)  # type: ignore[arg-type]
+
+
+def test_the_texts_are_different() -> None:
+    from ondevice.quality import TEXT as MEASURED
+
+    calibrating, measured = (path.read_text("utf-8") for path in (TEXT, MEASURED))
+    lines = {line for line in calibrating.splitlines() if len(line) > 40}
+    assert not lines & {line for line in measured.splitlines() if len(line) > 40}
