@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if target is None or "://" in target:
             return link[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        return f"{link[1]}{site_path(path, config['repo_url'])}{link[3] or ''}{link[4]}"
+        return f"{link[1]}{site_path(path, config['extra']['social'][0]['link'])}{link[3] or ''}{link[4]}"
 
     blocks = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(rewritten, part) for number, part in enumerate(blocks))
