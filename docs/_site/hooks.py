@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +63,10 @@ def site_path(path: str, repository: str) -> str:
         return path.removeprefix("docs/")
     kind = "tree" if (ROOT / path).is_dir() else "blob"
     return f"{repository}/{kind}/main/{path}"
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Check that a page loads nothing from other hosts; an error ends the build."""
+    if foreign := re.search(r'\ssrc="https?://[^"]*"', output):
+        raise PluginError(f"{page.file.src_uri} loads from another host:{foreign[0]}")
+    return output
