@@ -45,6 +45,8 @@ PARTS = {
         "media/test_page.py",
         "media/test_server.py",
         "server/test_anthropic.py",
+        "server/test_background.py",
+        "server/test_ollama.py",
         "server/test_openai_client.py",
         "server/test_page.py",
         "server/test_responses.py",

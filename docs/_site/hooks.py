@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if target is None or "://" in target:
             return link[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        return f"{link[1]}{site_path(path, config['repo_url'])}{link[3] or ''}{link[4]}"
+        return f"{link[1]}{site_path(path, config['extra']['social'][0]['link'])}{link[3] or ''}{link[4]}"
 
     blocks = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(rewritten, part) for number, part in enumerate(blocks))
@@ -62,3 +63,10 @@ def site_path(path: str, repository: str) -> str:
         return path.removeprefix("docs/")
     kind = "tree" if (ROOT / path).is_dir() else "blob"
     return f"{repository}/{kind}/main/{path}"
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Check that a page loads nothing from other hosts; an error ends the build."""
+    if foreign := re.search(r'\ssrc="https?://[^"]*"', output):
+        raise PluginError(f"{page.file.src_uri} loads from another host:{foreign[0]}")
+    return output

@@ -108,13 +108,15 @@ class Replies(QtWidgets.QScrollArea):
         self._label(question).setStyleSheet("font-weight: bold")
         self.fold = QtWidgets.QCheckBox("Thoughts")
         self.column.addWidget(self.fold)
-        self.thoughts, self.answer = self._label(""), self._label("")
+        self.thoughts, self.answer, self.text = self._label(""), self._label(""), ""
+        self.answer.setTextFormat(Qt.TextFormat.RichText)
         self.thoughts.hide()
         self.fold.hide()
         self.fold.toggled.connect(self.thoughts.setVisible)
 
     def append(self, answer: str, thoughts: str) -> None:
-        self.answer.setText(self.answer.text() + answer)
+        self.text += answer
+        self.answer.setText(formatted(self.text))
         self.thoughts.setText(self.thoughts.text() + thoughts)
         self.fold.setVisible(bool(self.thoughts.text()))
 
@@ -123,6 +125,13 @@ class Replies(QtWidgets.QScrollArea):
         label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.column.addWidget(label)
         return label
+
+
+def formatted(text: str) -> str:
+    """Markdown as rich text; HTML in it stays what it is."""
+    document = QtGui.QTextDocument()
+    document.setMarkdown(text, QtGui.QTextDocument.MarkdownFeature.MarkdownNoHTML)
+    return document.toHtml()
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ whole response. What they take is limited in number, bytes and time.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ MAX_STORED = 64
 """Most responses. The oldest that has ended makes room for a new one."""
 
 MAX_STORED_BYTES = 1 << 26
-"""Most characters of all events: some 250,000 tokens. The oldest responses that have ended make room; without any, the
+"""Most bytes of all events: some 200,000 tokens. The oldest responses that have ended make room; without any, the
 response that grows fails."""
 
 MAX_RUNNING_S = 4 * 3600.0
@@ -110,7 +111,7 @@ class StoredResponse:
         for event in events:
             if event.data is not None:
                 self.events.append(event.encode(write))
-                self.size += len(self.events[-1])
+                self.size += sys.getsizeof(self.events[-1])
         return ""
 
     def _tell(self) -> None:

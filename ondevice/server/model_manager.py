@@ -86,9 +86,8 @@ class Models:
         """
         if name is None:
             return self.first
-        found = self.by_name.get(name) or self._aliases.get(name)
-        if found is None and name.endswith(LATEST):
-            return self.find(name.removesuffix(LATEST))
+        names = (name, name[: -len(LATEST)]) if name.endswith(LATEST) else (name,)
+        found = next((one for each in names if (one := self.by_name.get(each) or self._aliases.get(each))), None)
         if found is None:
             known = [*self.by_name, *self._aliases]
             meant = near(name, known) or "."

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any, TypeGuard
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
@@ -26,7 +23,15 @@ from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice.text.untrusted_text import MARK, UntrustedText
 
-Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.integer[Any]]
+
+@runtime_checkable
+class TokenArray(Protocol):
+    """Token ids as an array of numpy, which this layer does not import, or of another library."""
+
+    def tolist(self) -> Any: ...
+
+
+Prompt = str | Sequence[Message] | Sequence[int] | TokenArray
 """A text, a list of messages, or token ids as a list or an array."""
 
 PLAIN = ChatOptions()
@@ -155,7 +160,7 @@ def encode_prompt(
         PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
         ContextOverflowError: the prompt has more than `most_tokens`.
     """
-    if isinstance(prompt, np.ndarray):
+    if isinstance(prompt, TokenArray):
         prompt = _ids_of_array(prompt)
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
@@ -186,16 +191,14 @@ def encode_prompt(
     )
 
 
-def _ids_of_array(prompt: NDArray[Any]) -> list[int]:
-    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
-        raise PromptError(
-            f"an array of token ids has one dimension and integers, not {prompt.ndim} dimensions of {prompt.dtype}"
-        )
-    ids: list[int] = prompt.tolist()
+def _ids_of_array(prompt: TokenArray) -> list[int]:
+    ids = prompt.tolist()
+    if not isinstance(ids, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise PromptError("an array of token ids has one dimension, and integers in it")
     return ids
 
 
-def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
+def _is_token_ids(prompt: str | Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
     return not isinstance(prompt, str) and all(hasattr(item, "__index__") for item in prompt)
 
 

@@ -343,7 +343,7 @@ def test_set_changes_options(run, bundle, monkeypatch):
         ("/set temperature", "temperature  0.0 (default)"),
         ("/claer", "unknown command /claer: did you mean /clear? /help"),
         ("/exit now", "/exit takes no argument"),
-        ("/save nowhere/x", "ondevice: nowhere: no such file or directory"),
+        ("/save nowhere/x", "ondevice: nowhere/x: no such file or directory"),
         ("/set temperature hot", "invalid float value: 'hot'\n"),
         ("/set max_new_tokens -1", "max_new_tokens must be a whole number"),
         ("/clear all", "/clear takes no argument"),

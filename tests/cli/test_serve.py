@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ondevice.server.running import Server
+from tests.model_made import write_bundle
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
@@ -33,6 +34,10 @@ sys.exit(main(["serve", {str(bundle)!r}]))
         (["--api-key", "a", "--api-key-file", "b"], "--api-key and --api-key-file cannot be combined"),
         (["--api-key", ""], "the API key is empty"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
+        (["--memory", "0"], "--memory must be a number of GB above 0, not 0.0"),
+        (["--memory", "nan"], "--memory must be a number of GB above 0, not nan"),
+        (["--memory", "0.1"], "toy-model may take 0.54 GB with its cache, which is more than --memory"),
+        (["--alias", "gpt=x"], "the alias 'gpt' stands for 'x', which is not served"),
         (["--port", "99999"], "a port is a number from 0 to 65535, not 99999"),
         (["--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
     ],
@@ -49,7 +54,7 @@ def test_a_port_that_is_taken(run, bundle):
         port = taken.getsockname()[1]
         code, _, err = run("serve", bundle, "--port", port)
     assert code == 2
-    assert f"cannot listen at 127.0.0.1, port {port}" in err
+    assert f"cannot listen at 127.0.0.1, port {port} (address already in use" in err
 
 
 @pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
@@ -59,3 +64,23 @@ def test_it_warns_if_other_machines_can_use_it(run, bundle, monkeypatch, host, w
     assert code == 0
     assert json.loads(out)["host"] == host
     assert ("set a key with --api-key-file FILE" in err) == warns
+
+
+def test_a_directory_of_bundles(run, tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr(Server, "run", lambda server: served.append(server._models))
+    for name in ("b", "a"):
+        write_bundle(tmp_path / "bundles" / name, name=name)
+    (tmp_path / "bundles" / ".c.fetching").mkdir()
+    words = ["--port", "0", "--memory", "1.5", "--alias", "gpt-4o", "--alias", "small=b"]
+    code, _, err = run("serve", tmp_path / "bundles", *words)
+    assert code == 0
+    assert err.startswith("ondevice: a, b at http://127.0.0.1:")
+    [models] = served
+    assert models.find("gpt-4o").name == "a"
+    assert models.find("small").name == "b"
+
+
+def test_two_bundles_of_one_name(run, bundle, tmp_path):
+    code, _, err = run("serve", bundle, write_bundle(tmp_path / "other"))
+    assert (code, err) == (2, "ondevice: two bundles have the name 'toy-model': serve one of them\n")

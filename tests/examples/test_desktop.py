@@ -87,7 +87,7 @@ def test_a_chat(window: Window, until: Any, reference_bundle: Path, monkeypatch:
     window.worker.said.connect(lambda *added: shown.append(added[0]))
     ask(window, QUESTION)
     until(lambda: len(shown) > 2)
-    assert window.replies.answer.text() == "".join(shown)
+    assert window.replies.text == "".join(shown)
     assert not window.replies.fold.isVisible()
     window.button.click()
     until(lambda: not window.busy)
@@ -98,9 +98,9 @@ def test_a_chat(window: Window, until: Any, reference_bundle: Path, monkeypatch:
 
     messages = window.worker._messages
     assert [message["role"] for message in messages] == ["user", "assistant"]
-    assert messages[1]["content"] == window.replies.answer.text()
+    assert messages[1]["content"] == window.replies.text
     ask(window, "def is_prime(n):")
-    until(lambda: bool(window.replies.answer.text()))
+    until(lambda: bool(window.replies.text))
     window.button.click()
     until(lambda: not window.busy)
     assert len(window.worker._messages) == 4
@@ -125,11 +125,11 @@ def test_stop_while_the_prompt_is_read(
     go_on.set()
     until(lambda: not window.busy)
     assert window.status.text() == "stopped"
-    assert window.replies.answer.text() == ""
+    assert window.replies.text == ""
     assert window.worker._messages == []
     monkeypatch.setattr(window.worker, "_read", read)
     ask(window, QUESTION)
-    until(lambda: bool(window.replies.answer.text()))
+    until(lambda: bool(window.replies.text))
 
 
 def test_thoughts_are_folded(
@@ -152,7 +152,8 @@ def test_thoughts_are_folded(
     ask(window, "Is it?")
     until(lambda: not window.busy)
     assert asked == [True]
-    assert window.replies.answer.text() == "<b>It is</b>."
+    assert window.replies.text == "<b>It is</b>."
+    assert "&lt;b&gt;It is&lt;/b&gt;." in window.replies.answer.text()
     assert window.replies.thoughts.text() == "Is it?"
     assert window.replies.fold.isVisible()
     assert not window.replies.thoughts.isVisible()
@@ -200,7 +201,7 @@ def look(said=[]):
     if not window.busy:
         window.line.setText("def fibonacci(n):")
         window.send()
-    elif window.replies.__dict__.get("answer") and window.replies.answer.text():
+    elif window.replies.__dict__.get("answer") and window.replies.text:
         window.close()
 
 show, Window.show = Window.show, lambda window: (show(window), timer.start(10))

@@ -94,7 +94,7 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 2}),
     ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 50, "stream": True}),
-    ("/v1/responses/resp_0/cancel", {}),
+    ("/v1/responses/resp_0/cancel", {"input": "x"}),
     (
         "/v1/messages",
         {
@@ -393,7 +393,8 @@ def _fault(text: str) -> str:
         value = json.loads(text, parse_constant=_no_number)
     except ValueError as error:
         return f"no JSON ({error}): {text!r:.500}"
-    failure = value.get("error") or (value.get("response") or {}).get("error")
+    inner = value.get("response")  # in an event of the Responses API; a text in Ollama's
+    failure = value.get("error") or (inner.get("error") if isinstance(inner, dict) else None)
     if isinstance(failure, str):  # Ollama's
         return f"an error of the server: {text:.500}" if failure.startswith("internal error") else ""
     if failure and (failure.get("code") in (500, "server_error") or failure.get("type") == "api_error"):

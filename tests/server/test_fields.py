@@ -86,6 +86,7 @@ def parameters() -> Iterator[tuple[str, str]]:
         yield from ((path, name) for name in names)
 
 
+@pytest.mark.needs("clients")
 def test_every_field_of_the_clients_is_read_or_refused_by_name() -> None:
     refused = set()
     for path, name in parameters():

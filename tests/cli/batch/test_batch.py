@@ -116,6 +116,7 @@ def test_a_bad_line_is_an_error_and_the_others_are_answered(ask):
         15: "an id must be",
     }
     assert code == 1
+    assert "2 answers, 13 errors, " in err
     assert {line for line, answer in found.items() if "error" in answer} == set(complaints)
     assert {line for line, answer in found.items() if "text" in answer} == {4, 16}
     for line, complaint in complaints.items():
