@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
@@ -28,9 +28,6 @@ from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 from ondevice.files import distrust
-
-if TYPE_CHECKING:
-    pass
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 SCALE_BITS = 16
