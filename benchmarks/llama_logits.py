@@ -83,7 +83,7 @@ def serve(model: str, out: str) -> None:
     for row in range(len(rows)):
         asked = {"prompt": ids[: first + row + 1], "n_predict": 1, "n_probs": vocabulary, "temperature": 1.0}
         answer: dict[str, Any] = server.handle_completions({**asked, "cache_prompt": True})
-        for each in answer["completion_probabilities"][0]["top_logprobs"]:
+        for each in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             rows[row, each["id"]] = each["logprob"]
     np.save(out, rows)
     os._exit(0)  # the server's threads would keep the process
