@@ -30,6 +30,7 @@ import ondevice
 from benchmarks.picture import STYLE, Panel, text
 from benchmarks.published import filled
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.tensor_table import is_plain, target_shapes
 from ondevice.cli.bench.tables import table
 from ondevice.cli.info import bundle_facts
 from ondevice.quality import CHUNK, TEXT, Quality, measure, text_ids
@@ -90,15 +91,17 @@ def measure_formats(source: Path, formats: Sequence[str], directory: Path, token
     with ondevice.load(reference.path, engine="ort") as original:
         for name in formats:
             place = export(source, directory / "rounded", drafter="none", **FORMATS[name])
-            facts = bundle_facts(Bundle.open(place))
+            bundle = Bundle.open(place)
             with ondevice.load(place) as model:
                 found = measure(model.engine, original.engine, ids, model.manifest.first_token_id)
-            bits = facts["bits_per_weight"]["average"]
-            yield _result(source, name, round(bits * _weights(facts) / 8), bits, found)
+            bits = bundle_facts(bundle)["bits_per_weight"]["average"]
+            yield _result(source, name, round(bits * _weights(bundle) / 8), bits, found)
 
 
-def _weights(facts: dict[str, Any]) -> int:
-    return sum(sum(counts.values()) for counts in facts["weights"].values())
+def _weights(bundle: Bundle) -> int:
+    """Number of weights in the target's matrices."""
+    shapes = target_shapes(bundle.manifest.target)
+    return sum(math.prod(shape) for name, shape in shapes.items() if not is_plain(name, shape))
 
 
 def _result(source: Path, name: str, size: int, bits: float, found: Quality) -> Result:

@@ -27,19 +27,20 @@ SAMPLED_ROWS = 64
 """Rows of a matrix, evenly spread, on which its error is measured."""
 
 SENSITIVITY: Mapping[str, float] = {
-    "q_proj": 1.0,
-    "k_proj": 1.0,
-    "v_proj": 1.0,
-    "o_proj": 1.0,
-    "gate_proj": 1.0,
-    "up_proj": 1.0,
-    "down_proj": 1.0,
-    "embed_tokens": 1.0,
+    "q_proj": 2.0,
+    "k_proj": 2.0,
+    "v_proj": 12.4,
+    "o_proj": 2.2,
+    "gate_proj": 3.3,
+    "up_proj": 6.5,
+    "down_proj": 13.8,
+    "embed_tokens": 11.5,
 }
-"""Kind of a matrix -> KL divergence, in nats per token, over the relative squared error of all matrices of the kind."""
+"""Kind of a matrix -> KL divergence, in nats per token, over the relative squared error of all matrices of the kind:
+measured on SmolLM2-135M, 1,530 tokens, with int4 for one kind at a time. The token table is the head too."""
 
-OTHERS = 1.0
-"""The same for kinds that the measured models do not have."""
+OTHERS = 5.0
+"""The same for kinds that it does not have."""
 
 
 def bits_of(form: WeightFormat) -> float:
