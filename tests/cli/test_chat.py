@@ -187,6 +187,26 @@ def test_typed_lines_end_with_ctrl_d(run, bundle, prompts, typed):
     assert out.endswith("\n")
 
 
+def test_a_message_of_several_lines_has_a_prompt_of_its_own(run, bundle, prompts, monkeypatch, tmp_path):
+    """And a reply stands between empty lines. Without colours, the prompts are plain."""
+    lines, asked = iter(['"""ab', "cd", 'ef"""', "gh"]), []
+
+    def type_one(prompt):
+        asked.append(prompt)
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(builtins, "input", type_one)
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    code, _, err = run("chat", bundle, *OPTIONS)
+    assert code == 0
+    assert asked == ["> ", "... ", "... ", "> ", "> "]
+    assert [prompt[-1]["content"] for prompt in prompts] == ["ab\ncd\nef", "gh"]
+    assert err.splitlines()[1:] == ["", "(cut at --max-new-tokens)", ""] * 2
+
+
 @pytest.mark.parametrize(("stdin", "complaint"), [(b"\xff\n", "not UTF-8"), ("", "")])
 def test_piped_input_must_be_utf_8(run, bundle, stdin, complaint):
     code, _, err = run("chat", bundle, stdin=stdin)
