@@ -1,0 +1,212 @@
+"""A drafter for any target with full attention: Gemma's MTP form, which reads the cache of the target's last full layer.
+
+A round starts when the newest token x[t+1] and the cache of positions <= t are known; `drafter.py` describes its steps. The head
+is the target's own, over a list of frequent tokens: a step's logits are `target_head[tokens] @ state`, where the state is the
+drafter's estimate of the target's next one. So nothing of the vocabulary's size is trained or stored.
+
+The first layer starts as the target's last: see `start_from_target`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from lessons import Lesson, full_layer
+from safetensors.torch import save_file
+from states import FrozenTarget
+from target import calm
+from torch import Tensor, nn
+from transformers import Gemma4AssistantConfig, Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+
+RIDGE = 1e-3  # relative to the inputs' variance, which is one
+SharedKV = dict[str, tuple[Tensor, Tensor]]
+
+
+def drafter_config(target: Any, *, width: int, layers: int, mlp: int) -> Gemma4AssistantConfig:
+    """The configuration for a target's, with `width` hidden units and `mlp` units of the feed-forward blocks."""
+    head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+    ropes = target.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    text = Gemma4TextConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        layer_types=["full_attention"] * layers,
+        num_kv_shared_layers=layers,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=head_dim,
+        global_head_dim=head_dim,
+        hidden_activation=getattr(target, "hidden_activation", None) or target.hidden_act,
+        rms_norm_eps=target.rms_norm_eps,
+        rope_parameters={"full_attention": dict(rope), "sliding_attention": dict(rope)},
+        max_position_embeddings=target.max_position_embeddings,
+        vocab_size_per_layer_input=0,
+        hidden_size_per_layer_input=0,
+        pad_token_id=target.pad_token_id,
+        eos_token_id=target.eos_token_id,
+        bos_token_id=target.bos_token_id,
+    )
+    return Gemma4AssistantConfig(
+        text_config=text, backbone_hidden_size=target.hidden_size, use_ordered_embeddings=False
+    )
+
+
+class TargetDrafter(nn.Module):
+    """The layers and the projections around them. Inputs and outputs are divided by each channel's scale, so that all
+    channels learn at one rate; a checkpoint has the scales in its projections.
+
+    input_scale : float32[2 H], of token embeddings and states; output_scale : float32[H], of states
+    """
+
+    input_scale: Tensor
+    output_scale: Tensor
+
+    def __init__(self, config: Gemma4AssistantConfig) -> None:
+        super().__init__()
+        text, target = config.text_config, config.backbone_hidden_size
+        self.config = config
+        self.pre_projection = nn.Linear(2 * target, text.hidden_size, bias=False)
+        self.model: Any = Gemma4TextModel(text)
+        del self.model.embed_tokens
+        self.model.set_attn_implementation("sdpa")
+        self.post_projection = nn.Linear(text.hidden_size, target, bias=False)
+        self.register_buffer("input_scale", torch.ones(2 * target))
+        self.register_buffer("output_scale", torch.ones(target))
+        for layer in self.model.layers:
+            calm(layer)
+
+    def forward(
+        self, embeddings: Tensor, states: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor, positions: Tensor
+    ) -> Tensor:
+        """One step of R rounds in each of B blocks.
+
+        embeddings, states : [B, R, H]; cache : K and V [B, heads, T, D]; mask : [B, 1, R, T], added to scores
+        positions : int64[B, R], of the rounds' newest tokens
+        returns the next states [B, R, H]
+        """
+        inputs = torch.cat([embeddings, states], dim=-1) / self.input_scale
+        hidden = self.model(
+            inputs_embeds=self.pre_projection(inputs),
+            position_ids=positions,
+            attention_mask={"full_attention": mask},
+            shared_kv_states={"full_attention": cache},
+            use_cache=False,
+        ).last_hidden_state
+        return self.post_projection(hidden) * self.output_scale
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint, by transformers' names."""
+        found = {
+            name: value for name, value in self.state_dict().items() if "scale" not in name or "layer_scalar" in name
+        }
+        found["pre_projection.weight"] = found["pre_projection.weight"] / self.input_scale
+        found["post_projection.weight"] = found["post_projection.weight"] * self.output_scale[:, None]
+        return {name: value.detach().to("cpu", torch.bfloat16).contiguous().clone() for name, value in found.items()}
+
+
+def save_drafter(drafter: TargetDrafter, target: FrozenTarget, head_tokens: Tensor, directory: Path) -> None:
+    """Write `config.json` and `model.safetensors`; the width of heads as `global_head_dim`, as on the hub."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = drafter.tensors() | {"masked_embedding.head_tokens": head_tokens.to(torch.int32)}
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "model.safetensors").chmod(0o644)
+    config = json.loads(drafter.config.to_json_string(use_diff=False))
+    config["text_config"].pop("per_layer_config", None)
+    config["text_config"]["global_head_dim"] = config["text_config"]["head_dim"]
+    config |= {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "dtype": "bfloat16",
+        "num_head_tokens": len(head_tokens),
+        "target": {"name": target.name, "weights_sha256": target.weights_sha256()},
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+@torch.no_grad()
+def start_from_target(drafter: TargetDrafter, target: FrozenTarget, sample: list[Lesson]) -> None:
+    """Scales of all channels; and if the widths are equal, the target's last layers as the drafter's.
+
+    Gemma's form normalises what a block adds, which Llama's does not, so those norms start with the mean size of what the
+    target's blocks add. The projection before the layers starts as the least squares estimate of their input at x[t+1], from
+    the token's embedding and the target's state at t; the one after them as the identity.
+    """
+    config, text = target.config, drafter.config.text_config
+    last = full_layer(config)
+    first = last + 1 - text.num_hidden_layers
+    seen: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, value: Any) -> None:
+        seen.setdefault(name, []).append((value[0] if isinstance(value, tuple) else value).flatten(0, -2).float())
+
+    hooks = []
+    for index in range(first, last + 1):
+        layer = target.decoder.layers[index]
+        hooks.append(layer.register_forward_pre_hook(lambda m, args, name=f"in{index}": keep(name, args[0])))
+        hooks.append(layer.self_attn.q_proj.register_forward_hook(lambda m, a, out, name=f"q{index}": keep(name, out)))
+        hooks.append(layer.self_attn.register_forward_hook(lambda m, a, out, name=f"attn{index}": keep(name, out)))
+        hooks.append(layer.mlp.register_forward_hook(lambda m, a, out, name=f"mlp{index}": keep(name, out)))
+    pairs = []
+    for lesson in sample:
+        ids = torch.from_numpy(lesson.tokens)[None].to(target.projection.device)
+        state = target.decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float()
+        embedding = target.model.get_input_embeddings()(ids)[0].float()
+        pairs.append(torch.cat([embedding[1:], state[:-1]], dim=-1))
+    for hook in hooks:
+        hook.remove()
+    inputs = torch.cat(pairs)
+    drafter.input_scale.copy_(inputs.pow(2).mean(dim=0).sqrt().clamp(min=1e-4))
+    drafter.output_scale.copy_(drafter.input_scale[config.hidden_size :])
+    if text.hidden_size != config.hidden_size:
+        return
+    wanted = torch.cat([rows[1:] for rows in seen[f"in{first}"]])
+    inputs = inputs / drafter.input_scale
+    gram = inputs.T @ inputs
+    gram += RIDGE * len(inputs) * torch.eye(len(gram), device=gram.device)
+    drafter.pre_projection.weight.copy_(torch.linalg.solve(gram, inputs.T @ wanted).T)
+    drafter.post_projection.weight.copy_(torch.diag(1 / drafter.output_scale))
+    drafter.model.norm.weight.copy_(gain(target.decoder.norm, config.hidden_size))
+    for own, index in zip(drafter.model.layers, range(first, last + 1), strict=True):
+        copy_layer(
+            own,
+            target.decoder.layers[index],
+            {part: torch.cat(seen[f"{part}{index}"]) for part in ("q", "attn", "mlp")},
+        )
+
+
+def copy_layer(own: Any, layer: Any, seen: dict[str, Tensor]) -> None:
+    """Start a layer as a target's. seen : what its parts computed, [N, width]"""
+    width, head = seen["attn"].shape[1], own.self_attn.head_dim
+    before_mlp = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
+    own.input_layernorm.weight.copy_(gain(layer.input_layernorm, width))
+    own.pre_feedforward_layernorm.weight.copy_(gain(before_mlp, width))
+    for norm, part in ((own.post_attention_layernorm, "attn"), (own.post_feedforward_layernorm, "mlp")):
+        nn.init.constant_(norm.weight, seen[part].pow(2).mean(dim=-1).sqrt().mean().item())
+    queries = seen["q"].view(len(seen["q"]), -1, head)
+    size = (
+        queries.pow(2).mean(dim=-1).sqrt().mean()
+        if getattr(layer.self_attn, "q_norm", None) is None
+        else torch.ones(())
+    )
+    learnt = (
+        gain(layer.self_attn.q_norm, head) if getattr(layer.self_attn, "q_norm", None) is not None else torch.ones(head)
+    )
+    own.self_attn.q_norm.weight.copy_(size.cpu() * learnt.cpu() * layer.self_attn.scaling)
+    own.self_attn.q_proj.weight.copy_(layer.self_attn.q_proj.weight)
+    own.self_attn.o_proj.weight.copy_(layer.self_attn.o_proj.weight)
+    mlp = own.mlp.gate_proj.weight.shape[0]  # the units that add most, if not all
+    kept = layer.mlp.down_proj.weight.float().norm(dim=0).topk(mlp).indices.sort().values
+    for name in ("gate_proj", "up_proj"):
+        getattr(own.mlp, name).weight.copy_(getattr(layer.mlp, name).weight[kept])
+    own.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, kept])
+
+
+def gain(norm: Any, width: int) -> Tensor:
+    """The factors of a norm, whatever is stored: Gemma 3 stores them less one."""
+    weight = next(norm.parameters())
+    return norm(torch.ones(1, width, dtype=weight.dtype, device=weight.device))[0].float()
