@@ -67,18 +67,24 @@ def soft_gradients(hidden: Tensor, head: Tensor, wanted: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def frozen_gradients(
-    hidden: Tensor, head: Tensor, wanted: Tensor, cap: float | None, distance: "Distance | None" = None
+    hidden: Tensor,
+    head: Tensor,
+    wanted: Tensor,
+    cap: float | None,
+    distance: "Distance | None" = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, None]:
     """`soft_gradients` of a frozen head, PRODUCTS[V, H], whose logits may be soft-capped.
 
     distance : of logits to a distribution; None for the cross-entropy
+    bias : float32[V], added to the logits: of a sampled token, the logarithm of how many it stands for
     """
     distance = distance or cross_entropy
     loss, to_hidden = torch.zeros((), device=hidden.device), []
     for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
         products = (rows @ head.T).float()
         logits = products if cap is None else cap * torch.tanh(products / cap)
-        entropy, gradient = distance(logits, aimed.float())
+        entropy, gradient = distance(logits if bias is None else logits + bias, aimed.float())
         slope = torch.ones_like(logits) if cap is None else 1 - (logits / cap) ** 2
         loss = loss + entropy / len(hidden)
         to_hidden.append((gradient * slope / len(hidden)).to(PRODUCTS) @ head)

@@ -123,13 +123,14 @@ def write_share(bundle: Path, file: Path, rank: int, count: int, tokens: int) ->
     writer = Writer(bundle)
     prompt(0)  # read the library before threads ask for it at once
     missing = (number for number in itertools.count(rank, count) if number not in numbers)
-    lock, parent, started, fresh = threading.Lock(), os.getppid(), time.process_time(), 0
+    parent, lock = multiprocessing.parent_process(), threading.Lock()
+    started, fresh = time.process_time(), 0
 
     def work() -> None:
         nonlocal total, fresh
         while True:
             with lock:
-                if total >= tokens or os.getppid() != parent:  # the main process was killed
+                if total >= tokens or (parent is not None and not parent.is_alive()):
                     return
                 number = next(missing)
             if (written := writer.write(number)) is not None:

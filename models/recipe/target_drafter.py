@@ -10,6 +10,8 @@ The first layer starts as the target's last: see `start_from_target`.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
 
 RIDGE = 1e-3  # relative to the inputs' variance, which is one
+QUIET = 0.3
+HOOKED = 12  # lessons from which the sizes of a layer's parts are taken
 SharedKV = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -129,78 +133,82 @@ def save_drafter(drafter: TargetDrafter, target: FrozenTarget, head_tokens: Tens
 
 
 @torch.no_grad()
-def start_from_target(drafter: TargetDrafter, target: FrozenTarget, sample: list[Lesson]) -> None:
-    """Scales of all channels; and if the widths are equal, the target's last layers as the drafter's.
+def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[Lesson]) -> None:
+    """Scales of all channels; and if the widths are equal, a drafter that begins as a linear one with the target's layers.
 
-    Gemma's form normalises what a block adds, which Llama's does not, so those norms start with the mean size of what the
-    target's blocks add. The projection before the layers starts as the least squares estimate of their input at x[t+1], from
-    the token's embedding and the target's state at t; the one after them as the identity.
+    The projection before the layers becomes the least squares estimate of the target's next state before its norm's
+    factors, of size one, from the next token's embedding and the state; the projection after them the identity. The
+    layers are the target's last, whose blocks add QUIET times what they add in the target, relative to the stream.
     """
-    config, text = target.config, drafter.config.text_config
-    last = full_layer(config)
-    first = last + 1 - text.num_hidden_layers
-    seen: dict[str, list[Tensor]] = {}
+    config, width = target.config, target.config.hidden_size
+    table, factors = target.model.get_input_embeddings(), gain(target.decoder.norm, width)
+    inputs, wanted = [], []
+    for lesson in lessons:
+        hidden = torch.from_numpy(lesson.hidden).to(target.projection.device).float()
+        embedded = table(torch.from_numpy(lesson.tokens).to(hidden.device)).float()
+        inputs.append(torch.cat([embedded[1:], hidden[:-1]], dim=-1))
+        wanted.append(hidden[1:] / factors)
+    rows = torch.cat(inputs)
+    drafter.input_scale.copy_(rows.pow(2).mean(dim=0).sqrt().clamp(min=1e-4))
+    drafter.output_scale.copy_(drafter.input_scale[width:])
+    if drafter.config.text_config.hidden_size != width:
+        return
+    rows = rows / drafter.input_scale
+    gram = rows.T @ rows + RIDGE * len(rows) * torch.eye(2 * width, device=rows.device)
+    drafter.pre_projection.weight.copy_(torch.linalg.solve(gram, rows.T @ torch.cat(wanted)).T)
+    drafter.post_projection.weight.copy_(torch.diag(1 / drafter.output_scale))
+    drafter.model.norm.weight.copy_(factors)
+    copy_layers(drafter, target, lessons[:HOOKED])
 
-    def keep(name: str, value: Any) -> None:
-        seen.setdefault(name, []).append((value[0] if isinstance(value, tuple) else value).flatten(0, -2).float())
+
+def copy_layers(drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[Lesson]) -> None:
+    """Start the layers as the target's last, with the sizes that their parts have in lessons."""
+    last = full_layer(target.config)
+    own_layers: Any = drafter.model.layers
+    layers = target.decoder.layers[last + 1 - len(own_layers) : last + 1]
+    seen: dict[tuple[int, str], list[Tensor]] = {}
+
+    def keep(place: int, part: str, rows: Any) -> None:
+        rows = rows[0] if isinstance(rows, tuple) else rows
+        seen.setdefault((place, part), []).append(rows[0, 1:].float())  # the first token's are far larger
 
     hooks = []
-    for index in range(first, last + 1):
-        layer = target.decoder.layers[index]
-        hooks.append(layer.register_forward_pre_hook(lambda m, args, name=f"in{index}": keep(name, args[0])))
-        hooks.append(layer.self_attn.q_proj.register_forward_hook(lambda m, a, out, name=f"q{index}": keep(name, out)))
-        hooks.append(layer.self_attn.register_forward_hook(lambda m, a, out, name=f"attn{index}": keep(name, out)))
-        hooks.append(layer.mlp.register_forward_hook(lambda m, a, out, name=f"mlp{index}": keep(name, out)))
-    pairs = []
-    for lesson in sample:
+    for place, layer in enumerate(layers):
+        parts = {"q": layer.self_attn.q_proj, "attn": layer.self_attn, "mlp": layer.mlp}
+        for part, module in parts.items():
+            hook = partial(keep, place, part)
+            hooks.append(module.register_forward_hook(lambda m, inputs, output, hook=hook: hook(output)))
+        hook = partial(keep, place, "in")
+        hooks.append(layer.register_forward_pre_hook(lambda m, inputs, hook=hook: hook(inputs)))
+    for lesson in lessons:
         ids = torch.from_numpy(lesson.tokens)[None].to(target.projection.device)
-        state = target.decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float()
-        embedding = target.model.get_input_embeddings()(ids)[0].float()
-        pairs.append(torch.cat([embedding[1:], state[:-1]], dim=-1))
-    for hook in hooks:
-        hook.remove()
-    inputs = torch.cat(pairs)
-    drafter.input_scale.copy_(inputs.pow(2).mean(dim=0).sqrt().clamp(min=1e-4))
-    drafter.output_scale.copy_(drafter.input_scale[config.hidden_size :])
-    if text.hidden_size != config.hidden_size:
-        return
-    wanted = torch.cat([rows[1:] for rows in seen[f"in{first}"]])
-    inputs = inputs / drafter.input_scale
-    gram = inputs.T @ inputs
-    gram += RIDGE * len(inputs) * torch.eye(len(gram), device=gram.device)
-    drafter.pre_projection.weight.copy_(torch.linalg.solve(gram, inputs.T @ wanted).T)
-    drafter.post_projection.weight.copy_(torch.diag(1 / drafter.output_scale))
-    drafter.model.norm.weight.copy_(gain(target.decoder.norm, config.hidden_size))
-    for own, index in zip(drafter.model.layers, range(first, last + 1), strict=True):
-        copy_layer(
-            own,
-            target.decoder.layers[index],
-            {part: torch.cat(seen[f"{part}{index}"]) for part in ("q", "attn", "mlp")},
-        )
+        target.decoder(input_ids=ids, use_cache=False)
+    for each in hooks:
+        each.remove()
+    for place, (own, layer) in enumerate(zip(own_layers, layers, strict=True)):
+        copy_layer(own, layer, {part: torch.cat(seen[place, part]) for part in ("in", "q", "attn", "mlp")})
 
 
 def copy_layer(own: Any, layer: Any, seen: dict[str, Tensor]) -> None:
-    """Start a layer as a target's. seen : what its parts computed, [N, width]"""
+    """Start a layer as a target's. seen : its input and what its parts compute, [N, width]"""
     width, head = seen["attn"].shape[1], own.self_attn.head_dim
     before_mlp = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
     own.input_layernorm.weight.copy_(gain(layer.input_layernorm, width))
     own.pre_feedforward_layernorm.weight.copy_(gain(before_mlp, width))
+    stream = seen["in"].pow(2).mean(dim=-1).sqrt()
     for norm, part in ((own.post_attention_layernorm, "attn"), (own.post_feedforward_layernorm, "mlp")):
-        nn.init.constant_(norm.weight, seen[part].pow(2).mean(dim=-1).sqrt().mean().item())
-    queries = seen["q"].view(len(seen["q"]), -1, head)
-    size = (
-        queries.pow(2).mean(dim=-1).sqrt().mean()
-        if getattr(layer.self_attn, "q_norm", None) is None
-        else torch.ones(())
-    )
-    learnt = (
-        gain(layer.self_attn.q_norm, head) if getattr(layer.self_attn, "q_norm", None) is not None else torch.ones(head)
-    )
-    own.self_attn.q_norm.weight.copy_(size.cpu() * learnt.cpu() * layer.self_attn.scaling)
+        added = (seen[part].pow(2).mean(dim=-1).sqrt() / stream).mean().item()
+        nn.init.constant_(norm.weight, QUIET * added)
+    own_norm = getattr(layer.self_attn, "q_norm", None)
+    if own_norm is None:  # the norm of Gemma's form makes all queries of one size: their mean
+        queries = seen["q"].view(len(seen["q"]), -1, head).pow(2).mean(dim=-1).sqrt().mean()
+    else:
+        queries = gain(own_norm, head)
+    own.self_attn.q_norm.weight.copy_(queries * layer.self_attn.scaling * torch.ones(head, device=stream.device))
     own.self_attn.q_proj.weight.copy_(layer.self_attn.q_proj.weight)
     own.self_attn.o_proj.weight.copy_(layer.self_attn.o_proj.weight)
-    mlp = own.mlp.gate_proj.weight.shape[0]  # the units that add most, if not all
-    kept = layer.mlp.down_proj.weight.float().norm(dim=0).topk(mlp).indices.sort().values
+    units = own.mlp.gate_proj.weight.shape[0]  # those that add most, if not all
+    kept = layer.mlp.down_proj.weight.float().norm(dim=0).topk(units).indices.sort().values
     for name in ("gate_proj", "up_proj"):
         getattr(own.mlp, name).weight.copy_(getattr(layer.mlp, name).weight[kept])
     own.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, kept])

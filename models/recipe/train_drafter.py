@@ -38,7 +38,7 @@ STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
 STATE_SHARE = 0.2  # weight of the distance to the target's next state
 SAMPLED = 3072  # tokens of the head that a block's loss compares
 ALWAYS = 1024  # of these, the most frequent ones
-SAMPLE = 24  # conversations from which the drafter is initialised
+SAMPLE = 400  # conversations from which the drafter is initialised
 MEASURED = 64  # held-out replies, while it trains
 HELD_OUT_TOKENS = 128  # of a reply to a given prompt
 LOSSES = {"kl": cross_entropy, "lk": acceptance, "both": both}
@@ -48,6 +48,7 @@ class DrafterRun(Run):
     """Distillation from the target's kept states."""
 
     step_tokens = STEP_BLOCKS * ROUNDS
+    peak = 0.15  # at 0.6, layers that started as the target's were lost
 
     def __init__(
         self,
@@ -88,39 +89,42 @@ class DrafterRun(Run):
         rounds = torch.from_numpy(np.sort(np.resize(random.permutation(possible), ROUNDS)))
         block = make_block(lessons, self.target, rounds, PRODUCTS)
         following = torch.stack([block.tokens[block.rounds + step + 1] for step in range(1, STEPS + 1)])
-        chosen = self.chosen(following, random)
+        chosen, bias = self.chosen(following, random)
+        gradients = partial(self.gradients, bias=bias)
         head, mask = self.head[chosen], block.mask(PRODUCTS)
         table = self.target.model.get_input_embeddings()
         states, total, weights = block.hidden[block.rounds][None], torch.zeros(()), 0.0
         for step in range(1, STEPS + 1):
             wanted_state = block.hidden[block.rounds + step]
             with torch.no_grad():
-                wanted = self.likely(wanted_state, head)
+                wanted = self.likely(wanted_state, head, bias)
             embeddings = table(block.tokens[block.rounds + step])[None]
             with torch.autocast(states.device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
                 states = self.model(embeddings, states, block.cache, mask, block.positions)
-            loss = soft_loss(self.gradients, states[0], head, wanted)
+            loss = soft_loss(gradients, states[0], head, wanted)
             scale = self.model.output_scale
             apart = functional.smooth_l1_loss(states[0].float() / scale, wanted_state.float() / scale)
             total = total + STEP_DISCOUNT ** (step - 1) * (loss + STATE_SHARE * apart)
             weights += STEP_DISCOUNT ** (step - 1)
         return total / weights
 
-    def likely(self, states: Tensor, head: Tensor) -> Tensor:
+    def likely(self, states: Tensor, head: Tensor, bias: Tensor) -> Tensor:
         """The target's distribution among some of the tokens: PRODUCTS[R, S]."""
         logits = (states @ head.T).float()
         if self.target.cap is not None:
             logits = self.target.cap * torch.tanh(logits / self.target.cap)
-        return logits.softmax(dim=-1).to(PRODUCTS)
+        return (logits + bias).softmax(dim=-1).to(PRODUCTS)
 
-    def chosen(self, following: Tensor, random: np.random.Generator) -> Tensor:
-        """int64[SAMPLED]: places in the head's list: a block's next tokens, the most frequent ones, others."""
-        if len(self.head_tokens) <= SAMPLED:
-            return torch.arange(len(self.head_tokens))
+    def chosen(self, following: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Places in the head's list, int64[S]: of a block's next tokens, of the most frequent ones, and of others by
+        chance; and what is added to their logits, float32[S], so that the latter stand for all others.
+        """
         places = self.rank_of[following.flatten()]
-        first = torch.cat([places[places >= 0], self.frequent]).unique()[:SAMPLED]
+        first = torch.cat([places[places >= 0], self.frequent]).unique()
         others = np.setdiff1d(random.permutation(len(self.head_tokens)), first.numpy(), assume_unique=True)
-        return torch.cat([first, torch.from_numpy(others[: SAMPLED - len(first)])])
+        some = torch.from_numpy(others[: max(1, SAMPLED - len(first))])
+        stands_for = torch.full((len(some),), len(others) / len(some))
+        return torch.cat([first, some]), torch.cat([torch.ones(len(first)), stands_for]).log()
 
     def update(self) -> float:
         """One step, and every minute a line with the tokens of a round on held-out replies."""
@@ -226,7 +230,8 @@ def train(args: argparse.Namespace) -> None:
     }
     torch.manual_seed(0)
     drafter = TargetDrafter(drafter_config(config, **shape))
-    start_from_target(drafter, target, [lessons[index] for index in lessons.split()[0][:SAMPLE]])
+    if not (args.work / f"{args.run}.pt").exists():
+        start_from_target(drafter, target, [lessons[index] for index in lessons.split()[0][:SAMPLE]])
     run = DrafterRun(args, target, drafter, lessons, torch.from_numpy(np.load(kept)))
     run.train()
     if workers.rank() == 0:
