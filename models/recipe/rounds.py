@@ -144,10 +144,10 @@ def accepted_runs(
     states, alive = block.hidden[rounds][None], torch.ones(len(rounds), dtype=torch.bool)
     accepted = torch.zeros(len(rounds), dtype=torch.int64)
     table, mask = target.model.get_input_embeddings(), block.mask(head.dtype)
-    noises: dict[int, Tensor] = {}
     if lesson.temperature:
-        likely = target.logits(block.hidden[: len(lesson.tokens)]).log_softmax(dim=-1)
-        noise = posterior_noise(likely[:-1], block.tokens[1 : len(likely)], generator)[:, head_tokens]
+        likely = target.logits(block.hidden[: len(lesson.tokens) - 1]).log_softmax(dim=-1)[:, head_tokens]
+        places = torch.full((len(target.projection),), -1).scatter_(0, head_tokens, torch.arange(len(head_tokens)))
+        noise = posterior_noise(likely, places[block.tokens[1 : len(lesson.tokens)]], generator)
     for step in range(1, MEASURED_STEPS + 1):
         embeddings = table(block.tokens[rounds + step])[None].to(head.dtype)
         with torch.autocast(head.device.type, head.dtype, enabled=head.dtype != torch.float32):
@@ -162,7 +162,9 @@ def accepted_runs(
 
 
 def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
-    """Gumbel noise under which the target chooses these tokens: float32[N, V] of log probabilities [N, V], tokens [N].
+    """Gumbel noise of some tokens under which the target chooses as it did: float32[N, S].
+
+    likely : float32[N, S], the tokens' log probabilities; chosen : int64[N], the place of the chosen one, -1 for another
 
     The maximum of all noisy log probabilities has a Gumbel distribution of its own, independent of which one it is; the
     others are below it (Maddison, Tarlow and Minka, 2014).
@@ -170,7 +172,8 @@ def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) 
     most = -torch.empty(len(likely), 1).exponential_(generator=generator).log()
     others = likely - torch.empty(likely.shape).exponential_(generator=generator).log()
     noisy = -torch.logaddexp(-most, -others)
-    noisy.scatter_(1, chosen[:, None], most)
+    known = chosen >= 0
+    noisy[known] = noisy[known].scatter(1, chosen[known, None], most[known])
     return noisy - likely
 
 

@@ -39,7 +39,7 @@ STATE_SHARE = 0.2  # weight of the distance to the target's next state
 SAMPLED = 3072  # tokens of the head that a block's loss compares
 ALWAYS = 1024  # of these, the most frequent ones
 SAMPLE = 400  # conversations from which the drafter is initialised
-MEASURED = 64  # held-out replies, while it trains
+MEASURED = 48  # held-out replies, while it trains
 HELD_OUT_TOKENS = 128  # of a reply to a given prompt
 LOSSES = {"kl": cross_entropy, "lk": acceptance, "both": both}
 
