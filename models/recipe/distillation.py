@@ -70,6 +70,7 @@ def frozen_gradients(
     hidden: Tensor,
     head: Tensor,
     wanted: Tensor,
+    *,
     cap: float | None,
     distance: "Distance | None" = None,
     bias: Tensor | None = None,

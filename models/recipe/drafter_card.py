@@ -12,9 +12,10 @@ CARD = """\
 ---
 # An MTP drafter for {name}
 
-Drafts for `{name}` alone: it reads that model's token table, states and the cache of its last full-attention layer, and scores
-{head:,} frequent tokens with that model's own head. It has the form of Gemma 4's assistants, `Gemma4AssistantForCausalLM`, with
-that head as the one addition; {parameters:.2f} M parameters, {megabytes:.1f} MB.
+Drafts for `{name}` alone: it reads that model's token table, states and the cache of its last
+full-attention layer, and scores {head:,} frequent tokens with that model's own head. It has the form of Gemma 4's
+assistants, `Gemma4AssistantForCausalLM`, with that head as the one addition: {parameters:.2f} M parameters,
+{megabytes:.1f} MB.
 
 ```
 ondevice export FILE.gguf --drafter DIRECTORY
@@ -28,23 +29,24 @@ ondevice export FILE.gguf --drafter DIRECTORY
 
 ## Data
 
-{replies:,} replies of {reply_tokens:,} tokens that the target wrote itself, at temperatures 1, 0.7 and 0 (half of them, a quarter, a
-quarter), in its chat template: {own:.0%} of the prompts are the target's own, the others come from templates of this project
-with passages and functions of Python's standard library and manual (Python Software Foundation License). No other model's or
-person's answers were used. {held_out:,} of the replies were held out.
+{replies:,} replies of {reply_tokens:,} tokens that the target wrote itself in its chat template, half of them at
+temperature 1, a quarter at 0.7, a quarter at 0. {own:.0%} of the prompts are the target's own, the others come from
+templates of this project, with passages and functions of Python's standard library and manual (Python Software
+Foundation License). No other model's or person's answers were used. {held_out:,} of the replies were held out.
 
 ## Training
 
-`models/recipe/train_drafter.py`: {rounds:,} rounds of {steps} draft steps, {core_minutes:.0f} minutes of CPU time on {hardware}; loss `{loss}`.
-The layers began as the target's last.
+`models/recipe/train_drafter.py`: {rounds:,} rounds of {steps} draft steps, {core_minutes:.0f} minutes of CPU time
+({hardware}), loss `{loss}`. The layers began as the target's last.
 
 {curve}
 
 ## Figures
 
-"Accepted" is the share of positions at which all drafts up to a step are accepted, "tokens a round" those that rounds of
-{drafts} drafts bring one after the other, the target's own token included. At T = 1, drafts are drawn under the target's noise, as the
-runtime does it. Computed from the target's replies, without the runtime.
+"Accepted to" is the share of positions at which all drafts up to a step are accepted, "tokens a round" those that
+rounds of {drafts} drafts bring one after the other, the target's own token included. At T = 1 drafts are drawn under
+the target's noise, as the runtime does it. Computed from the target's replies, without the runtime. "All" are the
+held-out replies; kinds that are not among the templates are of prompts given with `--held-out`.
 
 {figures}
 """
@@ -76,14 +78,14 @@ def write_card(directory: Path) -> None:
 def curve_table(curve: list[dict[str, Any]]) -> str:
     """Tokens of a round on held-out replies at some moments of the training."""
     chosen = [curve[round(place * (len(curve) - 1) / 11)] for place in range(12)] if len(curve) > 12 else curve
-    rows = [
-        [
-            f"{each['tokens']:,}",
-            *(f"{each['figures'][t]['all']['tokens']:.2f}" if t in each["figures"] else "-" for t in "01"),
-        ]
-        for each in chosen
-    ]
+    rows = [[f"{each['tokens']:,}", *(round_tokens(each, temperature) for temperature in "01")] for each in chosen]
     return table(["rounds trained", "tokens a round, T = 0", "T = 1"], rows)
+
+
+def round_tokens(moment: dict[str, Any], temperature: str) -> str:
+    """Tokens of a round at a moment of the curve."""
+    found = moment["figures"].get(temperature)
+    return "-" if found is None else f"{found['all']['tokens']:.2f}"
 
 
 def figures_table(measured: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What a frozen target says about replies: computed once, kept on disk, and read by the training of its drafter.
 
-A lesson is one conversation: its tokens, and for every position the state after the final norm, and keys and values of the
-last full-attention layer. Files hold SHARD lessons each.
+A lesson is one conversation: its tokens, and for every position the state after the final norm, and keys and values of
+the last full-attention layer. Files hold SHARD lessons each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from replies import HELD_OUT_EVERY, Written, read_replies
-from safetensors.numpy import save_file
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from states import FrozenTarget
 from torch import Tensor
 from transformers import DynamicCache
@@ -73,7 +73,7 @@ def write_shard(target: FrozenTarget, written: Sequence[Written], out: Path) -> 
     """Run the target over conversations and write their lessons to a file, which appears when it is complete."""
     rows = sorted(written, key=lambda each: len(each.prompt) + len(each.reply))
     tensors: dict[str, npt.NDArray[Any]] = {}
-    facts = []
+    facts: list[list[Any]] = []
     for batch in batches(rows):
         for each, (hidden, cache) in zip(batch, states(target, batch), strict=True):
             name = str(len(facts))

@@ -1,7 +1,7 @@
 """Replies of a target, which its drafter learns from: written by this project's engine, in the target's chat template.
 
-Every process of the pool appends to a file of its own, a line of JSON per reply. Whatever stops them, a second call goes
-on after the complete lines.
+Every process appends to a file of its own, a line of JSON per reply. Whatever stops them, a second call goes on after
+the complete lines.
 """
 
 import itertools
@@ -56,6 +56,7 @@ class Writer:
     def before(self, rendered: list[int]) -> list[int]:
         """The ids of a rendered conversation up to the user's message."""
         tokenizer = self.model.tokenizer
+        assert tokenizer is not None
         return next(rendered[:n] for n in range(len(rendered)) if MARK in tokenizer.decode(rendered[: n + 1]))
 
     def write(self, number: int) -> Written | None:
@@ -93,7 +94,7 @@ def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
 
 
 def write_held_out(bundle: Path, files: Sequence[Path], out: Path, tokens: int) -> None:
-    """Write a greedy and a sampled reply of at most `tokens` tokens to each prompt of JSON lines, as `prompt` or `turns`.
+    """Write a greedy and a sampled reply of at most `tokens` tokens to prompts, JSON lines with `prompt` or `turns`.
 
     Their kind is the file's name, or the line's `category`. They are numbered as held-out ones.
     """

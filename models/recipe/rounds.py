@@ -99,11 +99,11 @@ def rounds_of(lessons: Sequence[Lesson], steps: int) -> npt.NDArray[np.int64]:
 def measure(
     drafter: TargetDrafter, target: FrozenTarget, lessons: Iterable[Lesson], head: Tensor, head_tokens: Tensor
 ) -> dict[str, Any]:
-    """Figures by temperature and kind: `accepted`, the share of rounds in which all drafts up to a step are accepted, and
-    `tokens`, those that a round of MEASURED_STEPS drafts brings when rounds follow each other.
+    """Figures by temperature and kind.
 
-    Only replies at temperature 0 and 1 are counted. At 1 the drafts are the drafter's choice under the target's noise, as
-    the engine draws them; the noise is drawn given the tokens that the target chose under it.
+    `accepted` is the share of positions from which all drafts up to a step are accepted, `tokens` what rounds of
+    MEASURED_STEPS drafts bring, one after the other. Only replies at temperature 0 and 1 are counted. At 1 drafts are
+    chosen under the target's noise, as the engine does it; the noise is drawn given the tokens that were chosen.
     """
     runs: dict[tuple[float, str], list[npt.NDArray[np.int64]]] = {}
     for lesson in lessons:
@@ -164,7 +164,8 @@ def accepted_runs(
 def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
     """Gumbel noise of some tokens under which the target chooses as it did: float32[N, S].
 
-    likely : float32[N, S], the tokens' log probabilities; chosen : int64[N], the place of the chosen one, -1 for another
+    likely : float32[N, S], the tokens' log probabilities
+    chosen : int64[N], the place of the chosen one among them, -1 for another token
 
     The maximum of all noisy log probabilities has a Gumbel distribution of its own, independent of which one it is; the
     others are below it (Maddison, Tarlow and Minka, 2014).

@@ -51,7 +51,8 @@ class FrozenTarget:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         model = kind.from_pretrained(directory, dtype=dtype).to(device).requires_grad_(False).eval()
         decoder = getattr(model.model, "language_model", model.model)
-        return cls(name, model, decoder, model.get_output_embeddings().weight, text.final_logit_softcapping)
+        cap = getattr(text, "final_logit_softcapping", None)
+        return cls(name, model, decoder, model.get_output_embeddings().weight, cap)
 
     @classmethod
     def load_gguf(cls, file: Path, device: torch.device) -> FrozenTarget:

@@ -1,8 +1,8 @@
-"""A drafter for any target with full attention: Gemma's MTP form, which reads the cache of the target's last full layer.
+"""A drafter for any target with full attention: Gemma's MTP form, reading the cache of the target's last full layer.
 
-A round starts when the newest token x[t+1] and the cache of positions <= t are known; `drafter.py` describes its steps. The head
-is the target's own, over a list of frequent tokens: a step's logits are `target_head[tokens] @ state`, where the state is the
-drafter's estimate of the target's next one. So nothing of the vocabulary's size is trained or stored.
+A round starts when the newest token x[t+1] and the cache of positions <= t are known; `drafter.py` describes its steps.
+The head is the target's own, over a list of frequent tokens: a step's logits are `target_head[tokens] @ state`, where
+the state is the drafter's estimate of the target's next one. So nothing of the vocabulary's size is trained or stored.
 
 The first layer starts as the target's last: see `start_from_target`.
 """
@@ -102,7 +102,8 @@ class TargetDrafter(nn.Module):
             shared_kv_states={"full_attention": cache},
             use_cache=False,
         ).last_hidden_state
-        return self.post_projection(hidden) * self.output_scale
+        states: Tensor = self.post_projection(hidden) * self.output_scale
+        return states
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint, by transformers' names."""
@@ -134,13 +135,13 @@ def save_drafter(drafter: TargetDrafter, target: FrozenTarget, head_tokens: Tens
 
 @torch.no_grad()
 def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[Lesson]) -> None:
-    """Scales of all channels; and if the widths are equal, a drafter that begins as a linear one with the target's layers.
+    """Scales of all channels; and if the widths are equal, a linear start with the target's layers.
 
     The projection before the layers becomes the least squares estimate of the target's next state before its norm's
     factors, of size one, from the next token's embedding and the state; the projection after them the identity. The
     layers are the target's last, whose blocks add QUIET times what they add in the target, relative to the stream.
     """
-    config, width = target.config, target.config.hidden_size
+    width = target.config.hidden_size
     table, factors = target.model.get_input_embeddings(), gain(target.decoder.norm, width)
     inputs, wanted = [], []
     for lesson in lessons:
@@ -217,4 +218,5 @@ def copy_layer(own: Any, layer: Any, seen: dict[str, Tensor]) -> None:
 def gain(norm: Any, width: int) -> Tensor:
     """The factors of a norm, whatever is stored: Gemma 3 stores them less one."""
     weight = next(norm.parameters())
-    return norm(torch.ones(1, width, dtype=weight.dtype, device=weight.device))[0].float()
+    factors: Tensor = norm(torch.ones(1, width, dtype=weight.dtype, device=weight.device))[0].float()
+    return factors

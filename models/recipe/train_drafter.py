@@ -1,7 +1,9 @@
-"""Train a drafter for any decoder with full attention: `python models/recipe/train_drafter.py --target FILE.gguf --out DIR`.
+"""Train a drafter for any decoder with full attention:
 
-The target writes replies to prompts, its states over them are kept on disk, and the drafter learns from these. The command can
-be stopped or killed at any time and run again; with more `--replies` or `--tokens` it continues from there.
+    python models/recipe/train_drafter.py --target FILE.gguf --out DIR
+
+The target writes replies to prompts, its states over them are kept on disk, and the drafter learns from these. The
+command can be killed at any time and run again; with more `--replies` or `--tokens` it continues from there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from drafter_card import write_card
 from lessons import Lesson, Lessons, write_lessons
 from precision import PRODUCTS
 from replies import write_held_out, write_replies
-from rounds import LENGTH, MEASURED_STEPS, ROUNDS, STEPS, Order, make_block, measure, rounds_of
+from rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_block, measure, rounds_of
 from run import Run, hardware, spent_budget
 from states import FrozenTarget
 from target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
@@ -162,7 +164,7 @@ class DrafterRun(Run):
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="a GGUF file, or a checkpoint's directory")
     parser.add_argument("--out", type=Path, required=True, help="where the drafter goes")
     parser.add_argument("--replies", type=int, default=2_000_000, help="tokens that the target writes to learn from")
