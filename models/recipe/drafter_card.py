@@ -45,10 +45,15 @@ Foundation License). No other model's or person's answers were used. {held_out:,
 
 "Accepted to" is the share of positions at which all drafts up to a step are accepted, "tokens a round" those that
 rounds of {drafts} drafts bring one after the other, the target's own token included. At T = 1 drafts are drawn under
-the target's noise, as the runtime does it. Computed from the target's replies, without the runtime. "All" are the
-held-out replies; kinds that are not among the templates are of prompts given with `--held-out`.
+the target's noise, as the runtime does it. Computed from the target's replies, without the runtime.
 
-{figures}
+Held-out replies, to prompts like those of the training:
+
+{replies_table}
+
+Replies to prompts that were given with `--held-out`:
+
+{prompts_table}
 """
 
 
@@ -69,7 +74,8 @@ def write_card(directory: Path) -> None:
         heads=text["num_attention_heads"],
         kv_heads=text["num_key_value_heads"],
         curve=curve_table(figures["curve"]),
-        figures=figures_table(figures["measured"]),
+        replies_table=figures_table(figures["replies"]),
+        prompts_table=figures_table(figures["prompts"]) if figures["prompts"] else "None were given.",
         **figures["training"],
     )
     (directory / "README.md").write_text(card)
@@ -85,7 +91,7 @@ def curve_table(curve: list[dict[str, Any]]) -> str:
 def round_tokens(moment: dict[str, Any], temperature: str) -> str:
     """Tokens of a round at a moment of the curve."""
     found = moment["figures"].get(temperature)
-    return "-" if found is None else f"{found['all']['tokens']:.2f}"
+    return "-" if found is None else f"{found['tokens']:.2f}"
 
 
 def figures_table(measured: dict[str, Any]) -> str:

@@ -50,11 +50,14 @@ class Writer:
     def __init__(self, bundle: Path, most: int = MOST) -> None:
         self.model = ondevice.load(bundle, threads=1, max_sequences=TOGETHER, cache_bytes=0)
         self.most = most
-        rendered = self.model.encode([{"role": "user", "content": MARK}])
-        self.opening = self.before(rendered)
+        self.opening = self.before_a_message()
 
-    def before(self, rendered: list[int]) -> list[int]:
-        """The ids of a rendered conversation up to the user's message."""
+    def before_a_message(self) -> list[int] | None:
+        """The ids of a rendered conversation up to the user's message; None if there is no chat template."""
+        try:
+            rendered = self.model.encode([{"role": "user", "content": MARK}])
+        except ondevice.OndeviceError:
+            return None
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         return next(rendered[:n] for n in range(len(rendered)) if MARK in tokenizer.decode(rendered[: n + 1]))
@@ -63,7 +66,7 @@ class Writer:
         """Reply `number`; None if the target asked nothing."""
         random = Random(number)
         temperature = random.choice(TEMPERATURES)
-        if random.random() < OWN_SHARE:
+        if random.random() < OWN_SHARE and self.opening is not None:
             asked = self.model.generate(self.opening, max_new_tokens=MOST_ASKED, temperature=1.0, seed=number, **PLAIN)
             kind, text = "own", asked.text.strip()
             if not text or asked.finish_reason != "stop":
@@ -73,8 +76,8 @@ class Writer:
         return self.reply(number, kind, text, temperature)
 
     def reply(self, number: int, kind: str, text: str, temperature: float) -> Written:
-        """The reply to a user's message."""
-        ids = self.model.encode([{"role": "user", "content": text}])
+        """The reply to a user's message, or without a chat template the text's continuation."""
+        ids = self.model.encode(text if self.opening is None else [{"role": "user", "content": text}])
         made = self.model.generate(ids, max_new_tokens=self.most, temperature=temperature, seed=number, **PLAIN)
         return Written(number, kind, temperature, ids, list(made.token_ids))
 

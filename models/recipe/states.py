@@ -67,6 +67,8 @@ class FrozenTarget:
             tensors = {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
         last = f"model.layers.{config.num_hidden_layers - 1}.mlp.down_proj.weight"
         digest = digest_of(tensors["model.norm.weight"], tensors[last])
+        if fields.get("norm_offset") == 0:  # the file has Gemma 3's factors themselves, the class stores them less one
+            tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
         missing, unexpected = model.load_state_dict(tensors, strict=False)
         model.tie_weights()
         if unexpected or set(missing) - {"lm_head.weight"}:

@@ -102,8 +102,8 @@ class TargetDrafter(nn.Module):
             shared_kv_states={"full_attention": cache},
             use_cache=False,
         ).last_hidden_state
-        states: Tensor = self.post_projection(hidden) * self.output_scale
-        return states
+        following: Tensor = self.post_projection(hidden) * self.output_scale
+        return following
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint, by transformers' names."""

@@ -147,7 +147,8 @@ class DrafterRun(Run):
             parts.append(f"T={temperature}: {kinds['all']['tokens']:.3f} tokens a round, accepted {shares}")
         print("; ".join(parts), flush=True)
         with self.file.with_suffix(".curve").open("a") as curve:
-            curve.write(json.dumps({"tokens": self.budget.spent_tokens, "figures": found}) + "\n")
+            kept = {temperature: kinds["all"] for temperature, kinds in found.items()}
+            curve.write(json.dumps({"tokens": self.budget.spent_tokens, "figures": kept}) + "\n")
 
     def figures(self, indices: list[int]) -> dict[str, Any]:
         """The figures of `measure` on some lessons."""
@@ -244,9 +245,6 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
     """Write `figures.json` and the card."""
     run.model.eval()
     given = Lessons(args.work / "held-out")
-    measured = run.figures(run.held_out)
-    for temperature, kinds in run.figures_of(given[index] for index in range(len(given))).items():
-        measured[temperature] |= {kind: each for kind, each in kinds.items() if kind != "all"}
     facts, lengths = run.lessons.facts, run.lessons.lengths
     figures = {
         "licence": args.licence,
@@ -263,7 +261,8 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
             "loss": args.loss,
         },
         "curve": [json.loads(line) for line in run.file.with_suffix(".curve").read_text().splitlines()],
-        "measured": measured,
+        "replies": run.figures(run.held_out),
+        "prompts": run.figures_of(given[index] for index in range(len(given))),
     }
     (args.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_card(args.out)
