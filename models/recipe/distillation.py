@@ -66,13 +66,26 @@ def soft_gradients(hidden: Tensor, head: Tensor, wanted: Tensor) -> tuple[Tensor
 
 
 @torch.no_grad()
-def frozen_gradients(hidden: Tensor, head: Tensor, wanted: Tensor, cap: float | None) -> tuple[Tensor, Tensor, None]:
-    """`soft_gradients` of a frozen head, PRODUCTS[V, H], whose logits may be soft-capped."""
+def frozen_gradients(
+    hidden: Tensor,
+    head: Tensor,
+    wanted: Tensor,
+    *,
+    cap: float | None,
+    distance: "Distance | None" = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None]:
+    """`soft_gradients` of a frozen head, PRODUCTS[V, H], whose logits may be soft-capped.
+
+    distance : of logits to a distribution; None for the cross-entropy
+    bias : float32[V], added to the logits: of a sampled token, the logarithm of how many it stands for
+    """
+    distance = distance or cross_entropy
     loss, to_hidden = torch.zeros((), device=hidden.device), []
     for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
         products = (rows @ head.T).float()
         logits = products if cap is None else cap * torch.tanh(products / cap)
-        entropy, gradient = cross_entropy(logits, aimed.float())
+        entropy, gradient = distance(logits if bias is None else logits + bias, aimed.float())
         slope = torch.ones_like(logits) if cap is None else 1 - (logits / cap) ** 2
         loss = loss + entropy / len(hidden)
         to_hidden.append((gradient * slope / len(hidden)).to(PRODUCTS) @ head)
@@ -85,6 +98,26 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return total.sum() - (wanted * logits).sum(), (logits - total).exp() - wanted
 
 
+def acceptance(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over rows of -log(a), where a is the sum of min(q, p) over the tokens, and its gradient to `logits`.
+
+    q : the softmax of the logits; p : `wanted`. A draft from q is accepted with
+    probability a (rejection sampling), or at least a / (2 - a) with the target's noise. Source: "LK losses", arXiv
+    2602.23881.
+    """
+    q = logits.softmax(dim=-1)
+    below = q * (q < wanted)
+    accepted = torch.minimum(q, wanted).sum(dim=-1, keepdim=True).clamp(min=1e-6)
+    return -accepted.log().sum(), (q * below.sum(dim=-1, keepdim=True) - below) / accepted
+
+
+def both(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of cross-entropy and acceptance loss."""
+    parts = cross_entropy(logits, wanted), acceptance(logits, wanted)
+    return (parts[0][0] + parts[1][0]) / 2, (parts[0][1] + parts[1][1]) / 2
+
+
+Distance = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 

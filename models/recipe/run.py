@@ -63,12 +63,12 @@ class Run(ABC):
         """Add this process's share of one step's gradients; returns its share of the mean loss."""
 
     def train(self) -> None:
-        """Train until the budget is spent."""
+        """Train until the budget is spent, or the process that started this one was killed."""
         self.model.train()
         bar = tqdm(total=100, desc=self.file.stem, disable=None if workers.rank() == 0 else True)
         clock = time.process_time()
         saved = self.budget.core_seconds
-        while self.budget.progress < 1:
+        while self.budget.progress < 1 and not workers.total(workers.orphaned()):
             self.losses.append(self.update())
             now = time.process_time()
             self.budget.spend(self.step_tokens, workers.total(now - clock))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from corpus import read_library
 from dataset import Blocks
 from owntext import PROMPT, written_by_engine, written_on_device
@@ -19,6 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 LENGTH = 512  # tokens of a block; training does not look across its end
 TOGETHER = 8  # blocks of one forward
@@ -37,6 +40,7 @@ class FrozenTarget:
     decoder: Any
     projection: Tensor
     cap: float | None
+    digest: str = ""  # of its weights, if they were rounded after they were read
 
     @classmethod
     def load(cls, directory: Path, name: str, device: torch.device) -> FrozenTarget:
@@ -47,7 +51,31 @@ class FrozenTarget:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         model = kind.from_pretrained(directory, dtype=dtype).to(device).requires_grad_(False).eval()
         decoder = getattr(model.model, "language_model", model.model)
-        return cls(name, model, decoder, model.get_output_embeddings().weight, text.final_logit_softcapping)
+        cap = getattr(text, "final_logit_softcapping", None)
+        return cls(name, model, decoder, model.get_output_embeddings().weight, cap)
+
+    @classmethod
+    def load_gguf(cls, file: Path, device: torch.device) -> FrozenTarget:
+        """Load the dequantised weights of a GGUF file, in the type of this machine's products."""
+        with GgufCheckpoint(file) as checkpoint:
+            kind = getattr(transformers, checkpoint.config["architectures"][0])
+            fields = dict(checkpoint.config)
+            if "sliding_attention" not in fields.get("layer_types", ()):  # such classes know one rotation
+                fields["rope_parameters"] = fields["rope_parameters"]["full_attention"]
+            config = kind.config_class(**fields)
+            model = AutoModelForCausalLM.from_config(config, dtype=PRODUCTS)
+            tensors = {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
+        last = f"model.layers.{config.num_hidden_layers - 1}.mlp.down_proj.weight"
+        digest = digest_of(tensors["model.norm.weight"], tensors[last])
+        if fields.get("norm_offset") == 0:  # the file has Gemma 3's factors themselves, the class stores them less one
+            tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        model.tie_weights()
+        if unexpected or set(missing) - {"lm_head.weight"}:
+            raise ValueError(f"{file}: missing tensors {missing}, unexpected ones {unexpected}")
+        model = model.to(device).requires_grad_(False).eval()
+        cap = getattr(config, "final_logit_softcapping", None)
+        return cls(file.stem, model, model.model, model.get_output_embeddings().weight, cap, digest)
 
     @property
     def config(self) -> Any:
@@ -63,15 +91,20 @@ class FrozenTarget:
 
     def weights_sha256(self) -> str:
         """Hash of the final norm and the last layer's down projection as float32, which identifies the training."""
-        digest = hashlib.sha256()
-        for weight in (self.decoder.norm.weight, self.decoder.layers[-1].mlp.down_proj.weight):
-            digest.update(weight.detach().float().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return self.digest or digest_of(self.decoder.norm.weight, self.decoder.layers[-1].mlp.down_proj.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32[N, V] from states [N, H] before the projection."""
         logits = functional_linear(hidden, self.projection)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def digest_of(*weights: Tensor) -> str:
+    """SHA-256 of weights as float32."""
+    digest = hashlib.sha256()
+    for weight in weights:
+        digest.update(weight.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def functional_linear(x: Tensor, weight: Tensor) -> Tensor:

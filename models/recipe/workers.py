@@ -7,6 +7,7 @@ cores); processes synchronise once per step.
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
@@ -49,6 +50,12 @@ def rank() -> int:
 def count() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def orphaned() -> bool:
+    """Whether the process that started this one was killed, and this one should end."""
+    parent = parent_process()
+    return parent is not None and not parent.is_alive()
 
 
 def share(model: nn.Module) -> None:

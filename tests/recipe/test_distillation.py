@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from distillation import HARD_SHARE, Aim, aim, frozen_gradients, soft_gradients, soft_loss
+from distillation import (
+    HARD_SHARE,
+    Aim,
+    acceptance,
+    aim,
+    both,
+    cross_entropy,
+    frozen_gradients,
+    soft_gradients,
+    soft_loss,
+)
 from precision import PRODUCTS
 from torch import Tensor
 
@@ -62,3 +72,30 @@ def test_gradients_are_autograds(gradients: Callable[..., Any], cap: float | Non
     assert len(found[0]) == len(found[1]) == (2 if frozen else 3)
     for own, autograds in zip(found[1][1:], found[0][1:], strict=True):
         assert (own - autograds).norm() < 0.02 * autograds.norm()  # bfloat16 products
+
+
+def test_the_loss_of_acceptance_is_that_of_rejection_sampling_and_its_gradient_autograds(logits: Tensor) -> None:
+    wanted = (2 * torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(4))).softmax(dim=-1)
+    drafted = logits.clone().requires_grad_()
+    loss = -torch.minimum(drafted.softmax(dim=-1), wanted).sum(dim=-1).log().sum()
+    loss.backward()
+    found, gradient = acceptance(logits, wanted)
+    torch.testing.assert_close(found, loss.detach())
+    torch.testing.assert_close(gradient, drafted.grad, atol=1e-5, rtol=1e-4)
+    other, slope = cross_entropy(logits, wanted)
+    mean, mean_gradient = both(logits, wanted)
+    torch.testing.assert_close(mean, (found + other) / 2)
+    torch.testing.assert_close(mean_gradient, (gradient + slope) / 2)
+
+
+def test_a_sampled_token_stands_for_others_by_its_bias(logits: Tensor) -> None:
+    """Two tokens with equal rows, or one of them with the logarithm of two added."""
+    random = torch.Generator().manual_seed(5)
+    hidden, head = torch.randn(ROWS, WIDTH, generator=random), torch.randn(8, WIDTH, generator=random).to(PRODUCTS)
+    wanted = torch.nn.functional.pad(logits[:, :7].softmax(dim=-1), (0, 1)).to(PRODUCTS)  # none of it on the last
+    twice = torch.cat([head, head[-1:]]), torch.nn.functional.pad(wanted, (0, 1))
+    loss, gradient, _ = frozen_gradients(hidden, *twice, cap=None)
+    bias = torch.tensor([0.0] * 7 + [2.0]).clamp(min=1).log()
+    found, other, _ = frozen_gradients(hidden, head, wanted, cap=None, bias=bias)
+    torch.testing.assert_close(found, loss, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(other, gradient, atol=1e-4, rtol=2e-2)

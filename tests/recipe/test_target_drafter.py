@@ -1,0 +1,196 @@
+"""A drafter for any decoder with full attention: its rounds against transformers, its measure, a run that is killed."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lessons
+import numpy as np
+import pytest
+import rounds
+import torch
+import train_drafter
+from lessons import Lessons, shard_file, write_lessons
+from replies import Written, read_replies
+from rounds import accepted_runs, make_block, posterior_noise, rounds_of
+from safetensors.torch import load_file
+from states import FrozenTarget
+from target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
+
+from tests.tiny_families import save_family
+from tests.tiny_models import VOCAB
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny target, and a directory with lessons of random replies."""
+    save_family(tmp_path / "target", "smollm2")
+    monkeypatch.setattr(lessons, "SHARD", 4)
+    random = np.random.default_rng(0)
+
+    def ids(count: int) -> list[int]:
+        found: list[int] = random.integers(3, VOCAB, count).tolist()
+        return found
+
+    rows = [
+        Written(number, "chat", float(number % 2), ids(5 + number), ids(20)) for number in (*range(20, 42), 64, 96, 128)
+    ]
+    (tmp_path / "work").mkdir()
+    lines = "".join(f"{json.dumps(vars(row))}\n" for row in rows)
+    (tmp_path / "work" / "replies-0.jsonl").write_text(lines + '{"number": 7, "ki')
+    write_lessons(FrozenTarget.load(tmp_path / "target", "tiny", CPU), [tmp_path / "work" / "replies-0.jsonl"])
+    return tmp_path / "work"
+
+
+def made(work: Path) -> tuple[FrozenTarget, TargetDrafter, Lessons]:
+    target = FrozenTarget.load(work.parent / "target", "tiny", CPU)
+    known = Lessons(work)
+    torch.manual_seed(1)
+    drafter = TargetDrafter(drafter_config(target.config, width=target.config.hidden_size, layers=2, mlp=48)).eval()
+    start_from_target(drafter, target, [known[index] for index in range(6)])
+    return target, drafter, known
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_complete_shards_are_written(work: Path) -> None:
+    file = work / "replies-0.jsonl"
+    assert len(list(read_replies(file))) == 25
+    assert file.read_text().endswith("}\n")
+    assert [shard_file(file, shard).exists() for shard in range(7)] == [True] * 6 + [False]
+
+
+def test_lessons_hold_what_the_target_computes(work: Path) -> None:
+    target, _, known = made(work)
+    assert sorted(known[index].number for index in known.split()[1]) == [32, 64, 96]
+    lesson = known[3]
+    with torch.no_grad():
+        wanted = target.model(torch.from_numpy(lesson.tokens)[None], output_hidden_states=True, use_cache=True)
+    np.testing.assert_allclose(lesson.hidden, wanted.hidden_states[-1][0].numpy(), atol=2e-3, rtol=2e-3)
+    values = wanted.past_key_values.layers[-1].values[0].transpose(0, 1).flatten(1)
+    np.testing.assert_allclose(lesson.cache[1], values.numpy(), atol=2e-3, rtol=2e-3)
+
+
+def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_path: Path) -> None:
+    target, drafter, known = made(work)
+    head_tokens = torch.arange(5, VOCAB, 3)
+    save_drafter(drafter, target, head_tokens, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(tensors.pop("masked_embedding.head_tokens").long(), head_tokens)
+    reference = Gemma4AssistantForCausalLM(Gemma4AssistantConfig.from_pretrained(tmp_path / "out")).eval()
+    missing, unexpected = reference.load_state_dict(tensors, strict=False)
+    assert not unexpected
+    assert set(missing) == {"model.embed_tokens.weight", "lm_head.weight"}
+    with torch.no_grad():
+        reference.lm_head.weight.copy_(target.projection.float() @ reference.post_projection.weight)
+
+    lesson = known[2]
+    chosen = torch.from_numpy(rounds_of([lesson], 3))
+    block = make_block([lesson], target, chosen, torch.float32, len(lesson.tokens))
+    embedded = target.model.get_input_embeddings()(block.tokens[chosen + 1])[None]
+    with torch.no_grad():
+        state = drafter(embedded, block.hidden[chosen][None], block.cache, block.mask(torch.float32), block.positions)
+        for place, t in enumerate(chosen.tolist()):
+            seen = tuple(x[:, :, : t + 1] for x in block.cache)
+            found = reference(
+                inputs_embeds=torch.cat([embedded[:, place], block.hidden[t][None]], dim=-1)[None],
+                position_ids=torch.tensor([[t + 1]]),
+                shared_kv_states={"full_attention": seen, "sliding_attention": seen},
+            )
+            logits = state[0, place] @ target.projection[head_tokens].float().T
+            torch.testing.assert_close(
+                found.logits[0, 0, head_tokens], logits, atol=3e-2, rtol=3e-2
+            )  # saved in bfloat16
+            torch.testing.assert_close(found.last_hidden_state[0, 0], state[0, place], atol=3e-2, rtol=3e-2)
+
+
+def test_conversations_of_a_block_do_not_see_each_other(work: Path) -> None:
+    target, drafter, known = made(work)
+    table = target.model.get_input_embeddings()
+
+    def states(rows: list[Any], places: np.ndarray[Any, Any]) -> torch.Tensor:
+        block = make_block(rows, target, torch.from_numpy(places), torch.float32, 128)
+        embedded = table(block.tokens[block.rounds + 1])[None]
+        hidden = block.hidden[block.rounds][None]
+        with torch.no_grad():
+            found: torch.Tensor = drafter(embedded, hidden, block.cache, block.mask(torch.float32), block.positions)
+        return found[0]
+
+    first, second = known[0], known[1]
+    together = states([first, second], rounds_of([first, second], 3))
+    alone = torch.cat([states([each], rounds_of([each], 3)) for each in (first, second)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_noise_given_a_token_is_gumbel_noise_that_chooses_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    likely = torch.tensor([0.5, 0.3, 0.2]).log().repeat(20_000, 1)
+    chosen = torch.multinomial(likely.exp(), 1, generator=generator)[:, 0]
+    noise = posterior_noise(likely, chosen, generator)
+    assert torch.equal((likely + noise).argmax(dim=-1), chosen)
+    assert noise.mean(dim=0) == pytest.approx([0.5772] * 3, abs=0.04)  # that of all Gumbel noise
+    assert noise.std(dim=0) == pytest.approx([1.2825] * 3, abs=0.04)
+
+
+class Knowing:
+    """Has the target's own states as its estimates."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        self.states, self.step = states, 0
+
+    def __call__(self, embedded: Any, states: Any, cache: Any, mask: Any, positions: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return self.states[positions[0] + self.step - 1][None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, temperature: float) -> None:
+    """Where the head lacks a token, the run of accepted drafts ends before it."""
+    target, _, known = made(work)
+    head, everything = target.projection.float(), torch.arange(VOCAB)
+    lesson = replace(known[4], temperature=temperature)
+    states = torch.from_numpy(lesson.hidden).float()
+    if temperature == 0:  # states whose likeliest tokens are those of the reply
+        states = torch.nn.functional.normalize(head, dim=-1)[np.append(lesson.tokens[1:], 3)]
+        head = torch.nn.functional.normalize(head, dim=-1)
+    lesson = replace(lesson, hidden=states.numpy())
+
+    runs = accepted_runs(Knowing(states), target, lesson, head, everything)  # type: ignore[arg-type]
+    assert (runs == rounds.MEASURED_STEPS).all()
+    fewer = everything[everything != int(lesson.tokens[-1])]
+    runs = accepted_runs(Knowing(states), target, lesson, head[fewer], fewer)  # type: ignore[arg-type]
+    assert runs[-1] == rounds.MEASURED_STEPS - 1
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "LENGTH", 96)
+    monkeypatch.setattr("run.SAVE_SECONDS", 0)
+    for name, value in {"ROUNDS": 16, "STEP_BLOCKS": 2, "SAMPLED": 64, "ALWAYS": 8, "SAMPLE": 4}.items():
+        monkeypatch.setattr(train_drafter, name, value)
+    monkeypatch.setattr(train_drafter.DrafterRun, "step_tokens", 32)
+    options = {"target": work.parent / "target", "work": work, "tokens": 32 * 9, "head_tokens": 128, "loss": "both"}
+    shape = {"width": None, "layers": 1, "mlp": 48, "licence": "apache-2.0"}
+    update = train_drafter.DrafterRun.update
+
+    def killed(run: Any) -> float:
+        if run.step == 5:
+            raise KeyboardInterrupt
+        return update(run)
+
+    args = [Namespace(**options, **shape, run=name, out=work / name) for name in ("whole", "parts")]
+    train_drafter.train(args[0])
+    monkeypatch.setattr(train_drafter.DrafterRun, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter.train(args[1])
+    monkeypatch.setattr(train_drafter.DrafterRun, "update", update)
+    train_drafter.train(args[1])
+
+    whole, parts = (load_file(each.out / "model.safetensors") for each in args)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    start = load_file(work / "whole" / "model.safetensors")["post_projection.weight"]
+    assert not torch.equal(start, made(work)[1].tensors()["post_projection.weight"])
+    assert "license: apache-2.0" in (work / "whole" / "README.md").read_text()
