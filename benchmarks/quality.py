@@ -210,7 +210,9 @@ def draw(results: Sequence[Result]) -> str:
 def publish(files: Sequence[Path]) -> None:
     """Write the table and the picture of docs/quality.md."""
     results = [Result(**each) for file in files for each in json.loads(file.read_text("utf-8"))]
-    PAGE.write_text(filled(PAGE.read_text("utf-8"), page_table(results)), "utf-8")
+    picture = f"![KL divergence of every format over its bytes]({PICTURE.name})"
+    measured = f"\n## Measured\n\n{picture}\n\n{page_table(results)}"
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), measured), "utf-8")
     PICTURE.write_text(draw(results), "utf-8")
 
 

@@ -26,8 +26,6 @@ from ondevice_export.calibration.rounding import Moments
 CHUNK = 512
 """Tokens of a chunk, which is one forward."""
 
-_SUFFIXES = (".q8", ".q4")
-
 
 class LayerRun:
     """Runs the layers of a bundle in their order over a text.
@@ -71,7 +69,7 @@ class LayerRun:
         given = set(self._kept[0])
         shared = [graph_io.present(index, part) for part in graph_io.PARTS] if index in self._sources else []
         nodes = self._between([self._ends[index], *shared], given)
-        inputs = self._matrix_inputs(nodes)
+        inputs = self._matrix_inputs(node for node in nodes if node.name.startswith(f"layers.{index}/"))
         outputs = [self._ends[index], *shared, *dict.fromkeys(inputs.values())]
         session = self._session(nodes, outputs)
         moments: dict[str, Moments] = {}
@@ -111,11 +109,15 @@ class LayerRun:
 
     @staticmethod
     def _matrix_inputs(nodes: Iterable[Any]) -> dict[str, str]:
-        """The name of every quantised matrix that these nodes multiply with -> the name of its input."""
+        """The name of every quantised matrix that these nodes multiply with -> the name of its input.
+
+        Experts are left out: each has inputs of its own, and 128 times their moments would fill the memory.
+        """
         found = {}
         for node in nodes:
-            if node.op_type == "MatMulNBits" and node.input[1].endswith(_SUFFIXES):
-                found[node.input[1].rsplit(".", 1)[0]] = node.input[0]
+            name = node.input[1].rsplit(".", 1)[0] if node.op_type == "MatMulNBits" else ""
+            if name.endswith(".weight"):
+                found[name] = node.input[0]
         return found
 
     def _session(self, nodes: Sequence[Any], outputs: Sequence[str]) -> ort.InferenceSession:
