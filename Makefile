@@ -7,8 +7,8 @@ SMOLLM2 := bundles/smollm2
 .PHONY: help demo pair check test frozen slow fuzz lint fix docs bench clean
 
 help:
-	@echo "make demo    download SmolLM2-135M-Instruct (93 MB), export it, and let it answer with drafts and without"
-	@echo "make pair    the same with the small pair of this repository, which has an MTP drafter; downloads nothing"
+	@echo "make demo    download SmolLM2-135M-Instruct (93 MB), export it with its drafter, and let it answer with drafts and without"
+	@echo "make pair    the same with the small pair of this repository; downloads nothing"
 	@echo "make check   what takes under a minute: ruff, mypy, and the tests of imports, names and public interfaces"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
@@ -37,8 +37,8 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
 	$(BIN)/ondevice export models/reference/target --out $(BUNDLE)
 
-$(SMOLLM2)/bundle.json: $(VENV)/.run models/published.py $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
-	file=$$($(BIN)/python -m models.published smollm2) && $(BIN)/ondevice export "$$file" --out $(SMOLLM2)
+$(SMOLLM2)/bundle.json: $(VENV)/.run models/published.py $(wildcard models/smollm2-drafter/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
+	file=$$($(BIN)/python -m models.published smollm2) && $(BIN)/ondevice export "$$file" --drafter models/smollm2-drafter --out $(SMOLLM2)
 
 demo: $(SMOLLM2)/bundle.json
 	$(BIN)/ondevice generate $(SMOLLM2) --chat "Why is the sky blue?" --max-new-tokens 124 --temperature 0 --watch-drafts --compare

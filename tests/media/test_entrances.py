@@ -168,7 +168,7 @@ def test_openais_client_sends_a_sound(served: Served) -> None:
 
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         user: Any = {"role": "user", "content": [sound(), TEXT]}
-        made = client.chat.completions.create(model="any", max_tokens=4, messages=[user])
+        made = client.chat.completions.create(model=client.models.list().data[0].id, max_tokens=4, messages=[user])
     assert made.usage is not None
     assert made.usage.prompt_tokens > 18
 
