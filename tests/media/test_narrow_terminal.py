@@ -54,7 +54,7 @@ class Chat:
         return found
 
     def _lines(self) -> list[str]:
-        found = ESCAPE_CODE.sub("", read_until(self._terminal, b"> ")).replace("\r", "")
+        found = ESCAPE_CODE.sub("", read_until(self._terminal, b"> \x1b[0m")).replace("\r", "")
         assert found.endswith("\n> "), found
         return found.removesuffix("\n> ").split("\n")
 
