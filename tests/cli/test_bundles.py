@@ -15,9 +15,10 @@ from tests.model_made import write_bundle
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A model home with two bundles, and a directory of its own for the dates of loads: other tests, also in other
-    processes, load bundles of the same content.
+    """A model home with two bundles, no `./bundles`, and a directory of its own for the dates of loads: other tests,
+    also in other processes, load bundles of the same content.
     """
+    monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     monkeypatch.setenv("ONDEVICE_HOME", str(home))
     monkeypatch.setattr("ondevice.bundle.cache_directory", lambda: tmp_path / "dates")
@@ -111,6 +112,7 @@ def test_a_narrow_terminal_shows_fewer_columns(run, home, monkeypatch, width, la
 
 
 def test_an_empty_list_names_the_commands_that_fill_it(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "nowhere"))
     code, out, err = run("list")
     assert (code, out) == (0, "")
