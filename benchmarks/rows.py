@@ -33,7 +33,7 @@ from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
 from ondevice.engines.simd.tensor_files import Matrix
 
@@ -219,7 +219,7 @@ def main() -> None:
     with RooflineMeasurement(arguments.threads) as measurement:
         found = compare(engines, llama, arguments.rounds, measurement)
     roofline = measurement.median()
-    work = work_of(Models(bundle).target)
+    work = work_of(BundleModels(bundle).target)
     facts = {
         "bundle": bundle.manifest.name,
         "processor": machine.processor_name(),

@@ -458,7 +458,7 @@ CHAT_COMMANDS = {
 }
 
 
-class Entry(NamedTuple):
+class ChatInput(NamedTuple):
     """What was typed or piped at once.
 
     text : a line, or several
@@ -469,7 +469,7 @@ class Entry(NamedTuple):
     is_quoted: bool
 
 
-def messages(lines: Generator[str, str | None]) -> Iterator[Entry]:
+def messages(lines: Generator[str, str | None]) -> Iterator[ChatInput]:
     """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one.
 
     Args:
@@ -479,13 +479,13 @@ def messages(lines: Generator[str, str | None]) -> Iterator[Entry]:
         text = line.strip()
         is_pasted = "\n" in text
         if is_pasted or not text.startswith(QUOTES):
-            yield Entry(text, is_pasted)
+            yield ChatInput(text, is_pasted)
             continue
         text = text.removeprefix(QUOTES)
         with contextlib.suppress(StopIteration):
             while not text.endswith(QUOTES):
                 text += f"\n{lines.send(MORE_PROMPT).rstrip()}"
-        yield Entry(text.removesuffix(QUOTES).strip("\n"), True)
+        yield ChatInput(text.removesuffix(QUOTES).strip("\n"), True)
 
 
 def _piped_lines() -> Generator[str, str | None]:

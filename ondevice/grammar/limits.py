@@ -46,7 +46,7 @@ MAX_DIVISOR = 10_000
 MAX_LENGTHS = 50_000
 """Largest sum of the `minLength` and `maxLength` that may intersect a pattern. 100,000 take 2.4 s beside `\\\\d+`."""
 
-LEAST_NUMBER = 1024 - 2**63
+MIN_NUMBER = 1024 - 2**63
 """Least number of a schema. llguidance reads the integers below it as the float -2**63, and takes those still smaller
 for it."""
 
@@ -178,8 +178,8 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def _check_numbers(schema: Any) -> None:
     for each in _values(schema):
-        if isinstance(each, int | float) and each < LEAST_NUMBER:
-            raise GrammarError(f"a schema may have numbers from {LEAST_NUMBER}, not {shown(each)}")
+        if isinstance(each, int | float) and each < MIN_NUMBER:
+            raise GrammarError(f"a schema may have numbers from {MIN_NUMBER}, not {shown(each)}")
 
 
 def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:
