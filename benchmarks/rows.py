@@ -87,7 +87,7 @@ class Work:
 
 
 def work_of(model: TargetModel) -> Work:
-    """What the kernels must at least read and multiply; a weight is its code and a share of an fp16 scale."""
+    """The least bytes that kernels read, and the multiplications; a weight is a code and its share of an fp16 scale."""
     shared = model.config.first_shared_layer
     lower = [matrix for layer in model.layers[:shared] for matrix in _matrices(layer)]
     if model.per_layer is not None:

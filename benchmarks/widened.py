@@ -97,7 +97,7 @@ OF_THE_PAIR = (
 )
 CONTROL = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENS = 96
-"""Of the replies that are compared."""
+"""The length of the replies that are compared."""
 
 _SMALL: Fields = {
     "hidden_size": 384,

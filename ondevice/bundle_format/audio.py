@@ -41,7 +41,7 @@ NORMS = (
 
 DEPTHWISE = "lconv1d.depthwise_conv1d.weight"
 RELATIVE_KEYS, QUERY_SCALE = "self_attn.relative_keys", "self_attn.query_scale"
-"""What the exporter computes of `relative_k_proj` and `per_dim_scale`: a key for each distance, and a factor of each
+"""The exporter's products of `relative_k_proj` and `per_dim_scale`: a key for each distance, and a factor of each
 element of the queries."""
 SUBSAMPLED = "audio_tower.subsample_conv_projection.input_proj_linear.weight"
 OUTPUT = "audio_tower.output_proj.weight"

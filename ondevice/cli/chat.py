@@ -144,11 +144,11 @@ class Conversation:
         self._make_view = make_view
         self.messages: list[dict[str, Any]] = []
         self.attached: list[tuple[str, dict[str, Any]]] = []
-        """What goes with the next message: names with their number of tokens, and content parts in OpenAI's form."""
+        """Attachments of the next message: names with their number of tokens, and content parts in OpenAI's form."""
         self.thoughts = ""
         """The thoughts of the last reply."""
         self.stats: Stats | None = None
-        """Of the last reply."""
+        """Figures of the last reply."""
         self.instruct(system)
         model.encode([*self.messages, HELLO])  # a bundle that cannot chat fails now, not after the first message
 
@@ -459,7 +459,7 @@ CHAT_COMMANDS = {
 
 
 class ChatInput(NamedTuple):
-    """What was typed or piped at once.
+    """Input that was typed or piped at once.
 
     text : a line, or several
     is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
@@ -520,7 +520,7 @@ def _shown_prompt(prompt: str) -> str:
 
 
 def completions(line: str) -> list[str]:
-    """What the last word of a typed line may become: a command, or the name of a file for one that takes a file."""
+    """Completions of the last word of a typed line: a command, or the name of a file for one that takes a file."""
     word, space, rest = line.partition(" ")
     if not space:
         return [f"{name} " for name in [*CHAT_COMMANDS, *EXIT_WORDS] if word and name.startswith(word)]

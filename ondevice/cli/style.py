@@ -32,7 +32,7 @@ class Style(StrEnum):
 
     DIM = "\x1b[2m"
     PROMPT = "\x1b[1;36m"
-    """What waits for a line: cyan and bold."""
+    """A prompt that waits for a line: cyan and bold."""
     ACCEPTED = "\x1b[32m"
     """Drafted tokens that were accepted: green."""
     CORRECTED = "\x1b[1;35m"

@@ -1,4 +1,4 @@
-"""What the loop that drafts and verifies needs from an engine: its protocol, and the types that cross it.
+"""The protocol of an engine, as the loop that drafts and verifies needs it, and the types that cross it.
 
 An `Engine` holds the weights of a bundle and computes. A `Session` holds one sequence: its committed tokens with their
 keys and values. A forward takes `Rows` of one or several sessions and returns `Outputs` for each; the session then

@@ -41,7 +41,7 @@ place, and when the text turns, no more than this is lost. With 3, simulated dra
 reached 0.93 of their best speed, with 8 more than 0.95."""
 
 NEW_CREDIT = 0.5
-"""What a generation adds to the credit of a drafter that has less: its text may suit one that lost on the last."""
+"""Addition of a generation to the credit of a drafter that has less: its text may suit one that lost on the last."""
 
 MAX_ASKING = 4.0
 """Plain rounds that asking for a draft counts for at most: the process may have been stopped meanwhile."""
@@ -93,7 +93,7 @@ class Controller:
         self._rest = 0
         """Rounds to come in which no drafter is asked; their share of the time is in the credits already."""
         self._income = 0.0
-        """What each of these rounds adds to a drafter's credit."""
+        """The addition of each of these rounds to a drafter's credit."""
         self._resting = False
         """Whether this is one."""
         self._asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What a generation is asked for: how tokens are chosen, when to stop, and what the caller adds to the choice.
+"""The request of a generation: how tokens are chosen, when to stop, and what the caller adds to the choice.
 
 `SamplingOptions` and `LogitsProcessor` are public. `Limits` and `Constraint` are what the loop sees of the text layer's
 stop conditions and grammars: token ids only.

@@ -1,4 +1,4 @@
-"""What one round of a generation reports (`Round`), and the sums over a generation's rounds (`Stats`)."""
+"""The report of one round of a generation (`Round`), and the sums over a generation's rounds (`Stats`)."""
 
 from __future__ import annotations
 

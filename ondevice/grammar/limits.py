@@ -1,4 +1,4 @@
-"""What a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
+"""Limits of what a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
 
 A grammar comes from a stranger, and compiling it must take neither seconds nor gigabytes. llguidance counts its work
 as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Some things escape it, because a

@@ -17,7 +17,7 @@ from ondevice.media.encoded import Cancelled
 
 
 class MediaPiece(Protocol):
-    """What a tower encodes at once: a picture, or at most 30 seconds of a sound."""
+    """The unit that a tower encodes at once: a picture, or at most 30 seconds of a sound."""
 
     @property
     def tokens(self) -> int:

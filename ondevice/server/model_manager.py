@@ -182,7 +182,7 @@ class ModelManager:
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
-        """What the model can do, in words of Ollama. Tools and thoughts are what its chat template has a place for."""
+        """The model's abilities, in Ollama's words. Tools and thoughts are what its chat template has a place for."""
         manifest, path = self.bundle.manifest, self.bundle.file(CHAT_TEMPLATE)
         template = "" if path is None else path.read_text("utf-8", "replace")
         can = {

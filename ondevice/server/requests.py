@@ -86,7 +86,7 @@ _log = logging.getLogger("ondevice")
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What a request asks of the model, in the same form for every API.
+    """A request to the model, in the same form for every API.
 
     prompts : each one gets `choices` replies
     options : for every generation; without `max_new_tokens` a reply may fill the context

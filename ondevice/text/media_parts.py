@@ -20,7 +20,7 @@ from typing import Any
 from ondevice.errors import PromptError, reason, shown
 
 PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
-"""What a chat template sees of a picture or video, and of a sound."""
+"""The stand-ins of a picture, a video and a sound in the messages that a chat template sees."""
 
 MAX_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""

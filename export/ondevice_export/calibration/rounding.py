@@ -24,7 +24,7 @@ from ondevice_export.quantize import BLOCK
 
 
 class Factor(NamedTuple):
-    """What `feedback` makes of one of the blocks of `Moments`."""
+    """One of the blocks of `Moments`, factorised for `feedback`."""
 
     upper: Float32Array
     """R, upper triangular, float32[n, n], its columns in the order in which they are rounded."""

@@ -153,7 +153,7 @@ def _embedder(fields: JsonFields) -> AudioEntry:
 
 
 _ENTRIES = {"gemma4_audio": _conformer, "gemma4_unified_audio": _embedder}
-"""What reads a tower's configuration, by its type."""
+"""Readers of a tower's configuration, by its type."""
 
 
 def _check_processor(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What all checkpoints offer, and checkpoint directories: one safetensors file, or the shards that an index lists."""
+"""The protocol of checkpoints, and checkpoint directories: one safetensors file, or the shards that an index lists."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TensorFile(Protocol):
 
 
 class TensorPlace(Protocol):
-    """What a file says of one of its tensors."""
+    """A file's description of one of its tensors."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

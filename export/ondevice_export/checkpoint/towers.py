@@ -1,4 +1,4 @@
-"""What the vision and the audio tower of a checkpoint have in common: the search for one, the check of its tensors."""
+"""The common part of a checkpoint's vision and audio towers: the search for one, the check of its tensors."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _embedder(fields: JsonFields) -> VisionEntry:
 
 
 _ENTRIES = {"gemma4_vision": _tower, "gemma4_unified_vision": _embedder}
-"""What reads a tower's configuration, by its type."""
+"""Readers of a tower's configuration, by its type."""
 
 
 def _default_tokens(directory: Path) -> int:

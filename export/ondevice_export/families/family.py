@@ -100,7 +100,7 @@ def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family's models compute, beyond what `config.json` says."""
+    """The computations of a family's models, beyond what `config.json` says."""
 
     name: str
     architectures: tuple[str, ...]

@@ -98,7 +98,7 @@ class AudioGraph:
         return builder.op("Slice", longer, builder.integers(0), length, builder.integers(0))
 
     def _masks(self, hidden: ir.Value) -> ir.Value:
-        """What is added to the logits: [N, 1, K, 2K], 0 where a row of a block attends to a row of the block before and
+        """The addition to the logits: [N, 1, K, 2K], 0 where a row of a block attends to a row of the block before and
         its own, MASKED elsewhere.
         """
         builder, keys = self._builder, self._config.keys

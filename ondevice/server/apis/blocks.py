@@ -125,7 +125,7 @@ class ReplyBlock:
 
 
 class BlockWriter(ResponseWriter):
-    """What the writers of both APIs share: the one reply of a response as blocks, of which only the last is open."""
+    """The common part of both APIs' writers: the one reply of a response as blocks, only the last of them open."""
 
     def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
         super().__init__(model, choices)

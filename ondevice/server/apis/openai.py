@@ -153,7 +153,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 class OpenAIWriter(ResponseWriter):
-    """What the responses of both APIs share: a list of choices, usage, llama.cpp's timings, `[DONE]` after a stream.
+    """The common part of both APIs' responses: a list of choices, usage, llama.cpp's timings, `[DONE]` after a stream.
 
     kind, chunk_kind : `object` of a whole response and of a chunk
     """
@@ -337,7 +337,7 @@ def _finish_name(reason: FinishReason | None) -> str | None:
 
 
 def _round(step: Step) -> dict[str, Any]:
-    """This server's `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
+    """The server's own event `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
     return {
         "tokens": len(step.token_ids),
         "drafted": step.drafted,
