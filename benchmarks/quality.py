@@ -5,9 +5,11 @@
     python -m benchmarks.quality --publish found.json ...
 
 The truth are the weights of the file, dequantised: for llama.cpp to F16, by its own `llama-quantize`. `DIRECTORY` holds
-`llama-quantize`, `llama-perplexity` and `llama-imatrix`; importance matrices are taken of the text with which
-`--calibrate` runs. All are measured on the text of `ondevice check`, in chunks of 512 tokens. A result is written as
-soon as it is there, and one that the file has already is not measured again, so that a run can be interrupted.
+`llama-quantize`, `llama-perplexity` and `llama-imatrix` (the source package of `llama-cpp-python` has their sources);
+importance matrices are taken of the text with which `--calibrate` runs. Each file that llama.cpp quantised is then also
+run by ondevice, whose figures have to be llama.cpp's within their errors. All are measured on the text of `ondevice
+check`, in chunks of 512 tokens. A result is written as soon as it is there, and one that the file has already is not
+measured again, so that a run can be interrupted.
 
 `--publish` writes the table of docs/quality.md and draws its picture.
 """
@@ -33,7 +35,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import is_plain, target_shapes
 from ondevice.cli.bench.tables import table
 from ondevice.cli.info import bundle_facts
-from ondevice.quality import CHUNK, TEXT, Quality, measure, text_ids
+from ondevice.quality import CHUNK, TEXT, measure, text_ids
 from ondevice_export import export
 from ondevice_export.calibration.source import TEXT as CALIBRATION_TEXT
 
@@ -84,18 +86,36 @@ class Result:
     reference_perplexity: float
 
 
+class Truth:
+    """The weights of a file in float32, and the text on which others are compared with them.
+
+    source : the file
+    tokens : number of tokens of the text; None for all
+    """
+
+    def __init__(self, source: Path, directory: Path, tokens: int | None) -> None:
+        self._source = source
+        self._reference = Bundle.open(export(source, directory / "float", quantize="none", drafter="none"))
+        self._ids = text_ids(TEXT.read_text("utf-8"), self._reference, self._reference)[:tokens]
+
+    def compare(self, place: Path, name: str) -> Result:
+        """Compare a bundle with it."""
+        bundle = Bundle.open(place)
+        with ondevice.load(self._reference.path, engine="ort") as original, ondevice.load(place) as model:
+            found = measure(model.engine, original.engine, self._ids, model.manifest.first_token_id)
+        bits = bundle_facts(bundle)["bits_per_weight"]["average"]
+        return Result(
+            self._source.stem, "ondevice", name, round(bits * _weights(bundle) / 8), bits, found.tokens, found.kl.value,
+            found.kl.error, found.same_top.value, found.same_top.error, found.perplexity.value,
+            found.reference_perplexity.value,
+        )  # fmt: skip
+
+
 def measure_formats(source: Path, formats: Sequence[str], directory: Path, tokens: int | None) -> Iterator[Result]:
     """Export a file in each format, and compare the bundles with its weights in float32."""
-    reference = Bundle.open(export(source, directory / "float", quantize="none", drafter="none"))
-    ids = text_ids(TEXT.read_text("utf-8"), reference, reference)[:tokens]
-    with ondevice.load(reference.path, engine="ort") as original:
-        for name in formats:
-            place = export(source, directory / "rounded", drafter="none", **FORMATS[name])
-            bundle = Bundle.open(place)
-            with ondevice.load(place) as model:
-                found = measure(model.engine, original.engine, ids, model.manifest.first_token_id)
-            bits = bundle_facts(bundle)["bits_per_weight"]["average"]
-            yield _result(source, name, round(bits * _weights(bundle) / 8), bits, found)
+    truth = Truth(source, directory, tokens)
+    for name in formats:
+        yield truth.compare(export(source, directory / "rounded", drafter="none", **FORMATS[name]), name)
 
 
 def _weights(bundle: Bundle) -> int:
@@ -104,17 +124,11 @@ def _weights(bundle: Bundle) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if not is_plain(name, shape))
 
 
-def _result(source: Path, name: str, size: int, bits: float, found: Quality) -> Result:
-    return Result(
-        source.stem, "ondevice", name, size, bits, found.tokens, found.kl.value, found.kl.error,
-        found.same_top.value, found.same_top.error, found.perplexity.value, found.reference_perplexity.value,
-    )  # fmt: skip
-
-
 def measure_llama(
     source: Path, types: Sequence[str], programs: Path, directory: Path, tokens: int | None
 ) -> Iterator[Result]:
-    """Quantise a file with llama.cpp, and let it compare each result with the weights in F16."""
+    """Quantise a file with llama.cpp, let it compare each result with the weights in F16, and compare it here too."""
+    truth = Truth(source, directory, tokens)
     plain, base = directory / "f16.gguf", directory / "f16.dat"
     chunks = [] if tokens is None else ["--chunks", str(tokens // CHUNK)]
     perplexity: list[Any] = [programs / "llama-perplexity", "-f", TEXT, "-c", CHUNK, "-b", CHUNK, *chunks]
@@ -131,6 +145,7 @@ def measure_llama(
         _run(programs / "llama-quantize", *options, plain, rounded, name.split(",")[0])
         printed = _run(*perplexity, "-m", rounded, "--kl-divergence-base", base, "--kl-divergence")
         yield _llama_result(source, name, rounded.stat().st_size, printed)
+        yield truth.compare(export(rounded, directory / "rounded", drafter="none"), f"{name}: the same file")
 
 
 def _llama_result(source: Path, name: str, size: int, printed: str) -> Result:
