@@ -11,7 +11,7 @@ import pytest
 from tests.server.served import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 60_000
@@ -72,5 +72,10 @@ def wait_for_end(page: Page) -> None:
 def bodies_of(page: Page) -> list[Any]:
     """The bodies of the requests for replies, as they are sent."""
     bodies: list[Any] = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    page.on("request", lambda request: bodies.append(request.post_data_json) if is_asked_for(request) else None)
     return bodies
+
+
+def is_asked_for(request: Request) -> bool:
+    """Whether a request is for a reply."""
+    return request.method == "POST" and request.url.endswith("/v1/responses")
