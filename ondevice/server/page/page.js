@@ -21,6 +21,7 @@ const SPOKEN = 600; // characters of a reply that a screen reader is given when 
 const NO_ROOM = "This browser has no room for more: export or delete conversations.";
 
 let openId = newId(); // of the conversation in view, which need not be kept yet
+let isStarting = false; // whether a reply has been asked for that is not in the conversation yet
 let trouble = ""; // why the server does not answer
 
 function say(text) {
@@ -68,23 +69,25 @@ function answer(text, files, parent) {
 }
 
 function reply(parent) {
-  const message = store.change(openId, (conversation) => (
-    addMessage(conversation, parent, { role: "assistant", content: "", state: "writing", model: settings.model.name })
-  ));
   if (addressed() !== openId) history.pushState(null, "", `#/c/${openId}`);
-  goOn(message);
+  start(replies.begin(openId, parent, settings.model.name));
 }
 
-function goOn(message) {
-  replies.begin(openId, message);
+const again = ({ parent }) => isStarting || reply(parent);
+const goOn = (message) => isStarting || start(replies.goOn(openId, message));
+
+async function start(beginning) {
+  isStarting = true;
   say("The model is writing.");
   showStatus();
   turns.toEnd();
+  await beginning;
+  isStarting = false;
   showBusy();
 }
 
 function showBusy() {
-  const is = Boolean(turns.writing());
+  const is = isStarting || Boolean(turns.writing());
   $("send").hidden = is;
   $("stop").hidden = !is;
   $("turns").classList.toggle("busy", is);
@@ -151,7 +154,7 @@ function examples({ vision, audio }) {
 }
 
 function send(text, files) {
-  if (turns.writing() || !settings.model.name) return false;
+  if (isStarting || turns.writing() || !settings.model.name) return false;
   answer(text, files, turns.last());
   return true;
 }
@@ -191,14 +194,14 @@ $("models").addEventListener("change", async ({ target }) => {
   showModel();
 });
 
-async function start() {
+async function begin() {
   onTrouble((text) => {
     trouble = text;
     showStatus();
   });
   composer.setUp({ say, send, reads: () => settings.model.reads, editor: () => turns.editor });
   sidebar.setUp({ open: go, say });
-  turns.setUp({ say, answer, again: ({ parent }) => reply(parent), goOn, used: showUsed, ended, fields: settings.requestFields });
+  turns.setUp({ say, answer, again, goOn, used: showUsed, ended, fields: settings.requestFields });
   store.onChange((id, isElsewhere) => {
     if (isElsewhere) replies.synchronize();
     sidebar.show();
@@ -213,4 +216,4 @@ async function start() {
   store.removeUnusedFiles();
 }
 
-start();
+begin();

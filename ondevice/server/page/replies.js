@@ -14,7 +14,7 @@ conversation.js:
   end, failure                 "stopped" or "length", and a sentence where it failed */
 
 import { ask, events, pause, Refusal, tell } from "./api.js";
-import { inputOf, messagesUpTo } from "./conversation.js";
+import { addMessage, inputOf, messagesUpTo, newId } from "./conversation.js";
 import * as store from "./store.js";
 
 const SAVE_MS = 400; // between two times that a growing reply is kept
@@ -81,18 +81,26 @@ export function waitOf({ id }) {
   return runs.get(id)?.wait ?? { text: "" };
 }
 
-/* Ask for a reply, or for the rest of one that was cut. */
-export function begin(conversationId, message) {
-  const asked = store.change(conversationId, ({ messages }) => {
-    const kept = messages.find(({ id }) => id === message.id);
-    Object.assign(kept, { state: "writing", attempt: (kept.attempt ?? 0) + 1, sums: { ...kept.sums, isNew: true } });
-    for (const name of ["response", "at", "end", "failure"]) delete kept[name];
-    return kept;
+/* Ask for a reply to the message of the id `parent`. Ends when it is in the conversation. */
+export function begin(conversationId, parent, model) {
+  const id = newId();
+  return alone(id, () => {
+    const fields = { id, role: "assistant", content: "", state: "writing", attempt: 1, model };
+    return follow(conversationId, store.change(conversationId, (conversation) => addMessage(conversation, parent, fields)));
   });
-  const run = new Run(conversationId, structuredClone(asked));
-  runs.set(message.id, run);
-  views.begun(run.message);
-  alone(message.id, () => write(run));
+}
+
+/* Ask for the rest of a reply that was cut. */
+export function goOn(conversationId, { id }) {
+  return alone(id, () => {
+    const asked = store.change(conversationId, ({ messages }) => {
+      const kept = messages.find((each) => each.id === id);
+      Object.assign(kept, { state: "writing", attempt: (kept.attempt ?? 0) + 1, sums: { ...kept.sums, isNew: true } });
+      for (const name of ["response", "at", "end", "failure"]) delete kept[name];
+      return kept;
+    });
+    return follow(conversationId, asked);
+  });
 }
 
 /* Follow all replies that are being written; those that no tab has sent yet are sent by the first that is free to. */
@@ -106,9 +114,18 @@ export function join() {
   }
 }
 
-/* Call `act` while no other tab does so for this reply. Pages from elsewhere than this machine have no locks without HTTPS. */
+/* Call `act` while no other tab does so for this reply; ends when it was called. Pages from elsewhere than this machine have no
+locks without HTTPS. */
 function alone(id, act) {
-  return navigator.locks ? navigator.locks.request(`ondevice.reply.${id}`, act) : act();
+  return new Promise((resolve) => {
+    const call = () => {
+      const done = act();
+      resolve();
+      return done;
+    };
+    if (navigator.locks) navigator.locks.request(`ondevice.reply.${id}`, call);
+    else call();
+  });
 }
 
 function follow(conversationId, message) {
@@ -226,7 +243,7 @@ function take(run, event) {
 
 /* Count a round. The first one of a response is its prefill, whose time is not that of decoding. */
 function count(message, { tokens, drafted, accepted, time_ms: ms }) {
-  const sums = { tokens: 0, decoded: 0, rounds: 0, drafted: 0, accepted: 0, ms: 0, thoughtMs: 0, ...message.sums };
+  const sums = { tokens: 0, decoded: 0, rounds: 0, drafted: 0, accepted: 0, ms: 0, thoughtMs: 0, isNew: true, ...message.sums };
   sums.tokens += tokens;
   sums.drafted += drafted;
   sums.accepted += accepted;
