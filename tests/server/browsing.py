@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.served import Served
+from tests.server.served import Client, Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
@@ -38,7 +41,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     expect.set_options(timeout=PATIENCE_MS)
     contexts, asked, errors = [], list[str](), list[str]()
 
-    def start(served: Served, ready: bool = True) -> Page:
+    def start(served: Served | Relay, ready: bool = True) -> Page:
         context = browser.new_context(viewport={"width": 900, "height": 640})
         contexts.append((context, served.url))
         page = context.new_page()
@@ -79,3 +82,45 @@ def bodies_of(page: Page) -> list[Any]:
 def is_asked_for(request: Request) -> bool:
     """Whether a request is for a reply."""
     return request.method == "POST" and request.url.endswith("/v1/responses")
+
+
+class Relay:
+    """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`."""
+
+    def __init__(self, served: Client) -> None:
+        self._target = (served.host, served.port)
+        self._open: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self.restore()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def cut(self) -> None:
+        """End all connections, and refuse further ones."""
+        assert self._listener is not None
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._listener = None
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def restore(self) -> None:
+        """Accept connections again."""
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                ends = (listener.accept()[0], socket.create_connection(self._target))
+                self._open += ends
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError), source, target:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)

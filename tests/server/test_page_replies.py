@@ -16,7 +16,7 @@ from ondevice.server.model_manager import Source
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.alone import served_alone
-from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, send, wait_for_end
+from tests.server.browsing import PATIENCE_MS, Relay, bodies_of, is_asked_for, send, wait_for_end
 from tests.server.served import PATIENCE_S, running, wait_until
 from tests.toy_engine import ToyEngine
 
@@ -106,14 +106,14 @@ def test_a_question_that_was_not_sent_is_sent_by_another_tab(open_page, serve_to
         page = open_page(served)
         other = second_tab(page, served)
         held = []
-        page.route("**/v1/responses", held.append)
+        page.route("**/v1/responses", lambda route: held.append(route))
         send(page, "abc")
         other.goto(other.url)
         expect(other.locator("#list .name")).to_contain_text("abc")
         other.click("#list .name")
         expect(other.locator("#stop")).to_be_visible()
         expect(other.locator(".body")).to_have_text("")
-        wait_until(lambda: len(held) == 1 or page.wait_for_timeout(10))
+        expect(page.locator("#stop")).to_be_visible()
         page.close()
         wait_for_end(other)
         assert text_of(other) == whole_text(served)
@@ -187,15 +187,16 @@ def test_many_replies_at_a_time_leave_connections_free(open_page, serve_toy, gat
 
 def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate):
     with serve_toy() as served:
-        page = open_page(served)
+        relay = Relay(served)
+        page = open_page(relay)
         gate.close(behind=30)
         send(page, "abc")
         expect(page.locator(".body")).to_have_text(WORD)
-        page.context.set_offline(True)
+        relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
         gate.open()
         served.wait_until_idle()
-        page.context.set_offline(False)
+        relay.restore()
         wait_for_end(page)
         expect(page.locator("#status")).to_have_text("")
         assert text_of(page) == whole_text(served)
@@ -231,17 +232,18 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
 
 def test_stop_while_the_server_is_gone(open_page, serve_toy, gate):
     with serve_toy() as served:
-        page = open_page(served)
+        relay = Relay(served)
+        page = open_page(relay)
         gate.close(behind=20)
         send(page, "abc")
         expect(page.locator(".body")).to_have_text(WORD)
-        page.context.set_offline(True)
+        relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
         page.click("#stop")
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
         expect(page.locator("#message")).to_be_focused()
-        page.context.set_offline(False)
+        relay.restore()
         expect(page.locator("#status")).to_have_text("")
 
 
@@ -276,6 +278,7 @@ def test_versions(open_page, scripted):
     expect(page.locator(".body")).to_have_text("Two.")
     expect(page.get_by_role("button", name="Earlier version")).to_be_focused()
     page.reload()
+    expect(page.locator("#model")).to_have_text("reference")
     expect(page.locator(".body")).to_have_text("Two.")
     scripted.says("Four.<turn|>")
     send(page, "second")
@@ -376,7 +379,7 @@ def test_the_place_in_the_queue_and_the_share_that_was_read(open_page, serve_toy
         page.click("#stop")
         gate.step()
         wait_for_end(page)
-        page.locator("#list .name").first.click()
+        page.locator("#list .name", has_text="abcabc").click()
         for _ in range(3):
             gate.step()
         expect(page.locator(".wait")).to_have_text(re.compile(r"Reading the conversation: \d+ %"))
