@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,42 +87,60 @@ def is_asked_for(request: Request) -> bool:
 
 
 class Relay:
-    """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`."""
+    """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`.
 
-    def __init__(self, served: Client) -> None:
-        self._target = (served.host, served.port)
+    limit : bytes that the server may still send, until the connections are cut
+    """
+
+    def __init__(self) -> None:
+        self.limit = inf
+        self._target = ("", 0)
         self._open: list[socket.socket] = []
         self._listener: socket.socket | None = None
         self._port = 0
-        self.restore()
-        self.url = f"http://127.0.0.1:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def lead_to(self, served: Client) -> None:
+        """Accept connections, to this server."""
+        self._target = (served.host, served.port)
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,)).start()
 
     def cut(self) -> None:
         """End all connections, and refuse further ones."""
-        assert self._listener is not None
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._listener = None
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener = None
+        self.limit = inf
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-
-    def restore(self) -> None:
-        """Accept connections again."""
-        self._listener = socket.create_server(("127.0.0.1", self._port))
-        self._port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        self._open.clear()
 
     def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):
+        with suppress(OSError), listener:
             while True:
                 ends = (listener.accept()[0], socket.create_connection(self._target))
                 self._open += ends
                 for source, target in (ends, ends[::-1]):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, target)).start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError), source, target:
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 10):
+                while source.getpeername() == self._target and self.limit <= 0:
+                    time.sleep(0.01)
+                self.limit -= len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    made = Relay()
+    yield made
+    made.cut()

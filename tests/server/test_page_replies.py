@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 from contextlib import contextmanager
 
@@ -16,7 +15,7 @@ from ondevice.server.model_manager import Source
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.alone import served_alone
-from tests.server.browsing import PATIENCE_MS, Relay, bodies_of, is_asked_for, send, wait_for_end
+from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, send, wait_for_end
 from tests.server.served import PATIENCE_S, running, wait_until
 from tests.toy_engine import ToyEngine
 
@@ -47,12 +46,6 @@ def second_tab(page, served):
     other.goto(page.url)
     expect(other.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
     return other
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def test_a_reload_joins_the_reply(open_page, serve_toy, gate):
@@ -185,9 +178,9 @@ def test_many_replies_at_a_time_leave_connections_free(open_page, serve_toy, gat
         expect(page.locator(".figures")).to_contain_text("tokens")
 
 
-def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate):
+def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate, relay):
     with serve_toy() as served:
-        relay = Relay(served)
+        relay.lead_to(served)
         page = open_page(relay)
         gate.close(behind=30)
         send(page, "abc")
@@ -196,28 +189,30 @@ def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate):
         expect(page.locator("#status")).to_have_text(GONE)
         gate.open()
         served.wait_until_idle()
-        relay.restore()
+        relay.lead_to(served)
         wait_for_end(page)
         expect(page.locator("#status")).to_have_text("")
         assert text_of(page) == whole_text(served)
 
 
-def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, tmp_path):
+def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, tmp_path, relay):
     """What was written stays, and can be continued; a message that was sent meanwhile is answered by itself."""
-    port = ("--port", str(free_port()))
-    with served_alone(reference_bundle, tmp_path, *port) as served:
-        page = open_page(served)
+    with served_alone(reference_bundle, tmp_path) as served:
+        relay.lead_to(served)
+        page = open_page(relay)
+        relay.limit = 20_000
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)
+        relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
         before = page.locator(".body").inner_text()
     page.click("#new")
     send(page, "class Tree:")
     expect(page.locator(".turn")).to_have_count(2)
-    with served_alone(reference_bundle, tmp_path, *port):
+    with served_alone(reference_bundle, tmp_path) as served:
+        relay.lead_to(served)
         expect(page.locator(".body")).to_have_text(WORD)
-        page.click("#stop")
         wait_for_end(page)
         page.locator("#list .name", has_text="def f").click()
         expect(page.locator(".failure")).to_contain_text(LOST)
@@ -225,14 +220,13 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         page.get_by_role("button", name="Continue").click()
         expect(page.locator(".failure")).to_have_count(0)
         page.wait_for_function("(length) => document.querySelector('.body').innerText.length > length", arg=len(before))
-        page.click("#stop")
         wait_for_end(page)
-        assert page.locator(".body").inner_text().startswith(before)
+        assert page.locator(".body").inner_text().startswith(before.rstrip())
 
 
-def test_stop_while_the_server_is_gone(open_page, serve_toy, gate):
+def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
     with serve_toy() as served:
-        relay = Relay(served)
+        relay.lead_to(served)
         page = open_page(relay)
         gate.close(behind=20)
         send(page, "abc")
@@ -243,7 +237,7 @@ def test_stop_while_the_server_is_gone(open_page, serve_toy, gate):
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
         expect(page.locator("#message")).to_be_focused()
-        relay.restore()
+        relay.lead_to(served)
         expect(page.locator("#status")).to_have_text("")
 
 
