@@ -9,7 +9,7 @@ const LONGEST_COLOURED = 30_000; // characters of a code block
 const ADDRESS = /^(https?:|mailto:)/i;
 const ENTITY = /&(#\d{1,7}|#x[\da-f]{1,6}|\w{1,31});/gi;
 const DISPLAYED = /^(?:\$\$([^$]+?)\$\$|\\\[([^]+?)\\\])/;
-const INLINE = /^(?:\$(?![\s$])((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\d)|\\\(([^]+?)\\\))/; // not the $5 and the $6 of a price
+const INLINE = /^(?:\$(?![\s$])((?:\\.|[^\\$`\n])+?)(?<!\s)\$(?!\w)|\\\(([^]+?)\\\))/; // not the $5 and the $6 of a price
 
 const libraries = {
   math: { load: () => loadScript("vendor/temml.js").then(() => globalThis.temml) },
