@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from ondevice.generate.stats import DraftCounts
 from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
-from ondevice.server.replies import Choice, KeepAlive, PrefillProgress, Replies
+from ondevice.server.replies import Choice, KeepAlive, PrefillProgress, QueuePlace, Replies
 from ondevice.server.requests import RequestError
 
 KEEP_ALIVE_S = 15.0
@@ -137,7 +137,7 @@ StreamEvent = ServerSentEvent | JsonLine
 class ResponseWriter(ABC):
     """Writes the replies to one request in the form of one API: event by event, or at the end as one object.
 
-    In both cases `opening`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
+    In both cases `opening`, `queued`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
     iterated over, so that a writer may keep state.
 
     media_type : of a stream
@@ -151,6 +151,10 @@ class ResponseWriter(ABC):
 
     def opening(self) -> Iterable[StreamEvent]:
         """Before anything is computed."""
+        return ()
+
+    def queued(self, queue: QueuePlace) -> Iterable[StreamEvent]:
+        """A reply waits for a slot."""
         return ()
 
     def prefill(self, progress: PrefillProgress) -> Iterable[StreamEvent]:
@@ -287,6 +291,8 @@ async def written(replies: Replies, writer: ResponseWriter, write: Callable[...,
     async for event in replies.events(KEEP_ALIVE_S):
         if isinstance(event, KeepAlive):
             yield write([writer.keep_alive()])
+        elif isinstance(event, QueuePlace):
+            yield write(writer.queued(event))
         elif isinstance(event, PrefillProgress):
             yield write(writer.prefill(event))
         elif event.choice.echo is not None and len(event.choice.steps) == 1:

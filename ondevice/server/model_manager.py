@@ -196,6 +196,11 @@ class ModelManager:
         return tuple(name for name, is_there in can.items() if is_there)
 
     @property
+    def loading(self) -> tuple[str, float] | None:
+        """The stage of a load and its progress, 0 to 1; None while there is none."""
+        return None if self._loading is None else self._progress
+
+    @property
     def is_idle(self) -> bool:
         """Whether the model is in memory, and nobody uses it."""
         return self._model is not None and not self._users

@@ -1,7 +1,9 @@
 """The page at `/`: a chat in a browser, which loads everything from this server and talks to no other.
 
-`page/vendor` has marked 18.2.1 (`lib/marked.umd.js`) and DOMPurify 3.4.18 (`dist/purify.min.js`) as npm has them, each
-with its licence: the first formats replies, the second lets no tag or attribute through that the page does not list.
+`page/vendor` has three libraries as npm has them, each with its licence: marked 18.2.1 (`lib/marked.umd.js`), which splits
+Markdown into tokens; Temml 0.13.5 (`dist/temml.min.js`), which makes MathML of TeX; and highlight.js 11.12.0
+(`es/highlight.min.js` of @highlightjs/cdn-assets), which finds the words of code that get a colour. The page loads the
+latter two when a reply has math or code.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from starlette.routing import Route
 NAMES = (
     "page.js",
     "api.js",
-    "attachments.js",
-    "store.js",
-    "reply.js",
+    "composer.js",
+    "conversation.js",
     "rendering.js",
+    "replies.js",
+    "reply.js",
+    "settings.js",
+    "sidebar.js",
     "sounds.js",
+    "store.js",
+    "turns.js",
     "recorder.js",
     "page.css",
+    "vendor/highlight.js",
     "vendor/marked.js",
-    "vendor/purify.js",
+    "vendor/temml.js",
 )
 FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 

@@ -56,6 +56,8 @@ class AdmissionQueue:
         self._max_waiting = max_waiting
         self._workers = ThreadPoolExecutor(WORKERS, "ondevice-request")
         self._semaphore = asyncio.Semaphore(slots)
+        self._line: list[Callable[[int], None]] = []
+        """What is told the places of the replies that wait for a slot, in their order."""
         self._typical_s = 1.0
         """Moving average of the time for which a reply holds a slot."""
         self.waiting = 0
@@ -87,16 +89,35 @@ class AdmissionQueue:
         return await asyncio.get_running_loop().run_in_executor(self._workers, partial(function, *arguments))
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it within the block."""
-        async with self._semaphore:
-            started = perf_counter()
-            self.running += 1
-            try:
-                yield
-            finally:
-                self.running -= 1
-                self._typical_s += 0.2 * (perf_counter() - started - self._typical_s)
+    async def slot(self, tell_place: Callable[[int], None]) -> AsyncIterator[None]:
+        """Wait for a slot and hold it within the block.
+
+        Args:
+            tell_place: called with the reply's place, 1 for the next one, if it has to wait and whenever that changes.
+        """
+        await self._wait(tell_place)
+        started = perf_counter()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self._semaphore.release()
+            self.running -= 1
+            self._typical_s += 0.2 * (perf_counter() - started - self._typical_s)
+
+    async def _wait(self, tell_place: Callable[[int], None]) -> None:
+        if not self._semaphore.locked():
+            await self._semaphore.acquire()
+            return
+        self._line.append(tell_place)
+        tell_place(len(self._line))
+        try:
+            await self._semaphore.acquire()
+        finally:
+            at = self._line.index(tell_place)
+            del self._line[at]
+            for place, tell in enumerate(self._line[at:], at + 1):
+                tell(place)
 
 
 @dataclass(frozen=True)
@@ -163,6 +184,18 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class QueuePlace:
+    """A reply waits for a slot.
+
+    choice : the reply
+    place : 1 if it gets the next one
+    """
+
+    choice: Choice
+    place: int
+
+
+@dataclass(frozen=True)
 class PrefillProgress:
     """Progress of reading a prompt.
 
@@ -192,7 +225,7 @@ class KeepAlive:
     """Nothing has happened for some time: send something to keep the connection open."""
 
 
-Event = PrefillProgress | StepEvent | KeepAlive
+Event = QueuePlace | PrefillProgress | StepEvent | KeepAlive
 
 
 class Replies:
@@ -320,7 +353,7 @@ class Replies:
         try:
             if choice.first is not None:
                 await choice.first.is_prefilled.wait()
-            async with self._queue.slot():
+            async with self._queue.slot(lambda place: self._events.put_nowait(QueuePlace(choice, place))):
                 self._leave_queue()
                 choice.started_s = perf_counter()
                 await self._generate(choice)

@@ -65,11 +65,11 @@ def file(content: bytes = PICTURE, name: str = "photo.png", kind: str = "image/p
 
 def sent(body: dict[str, Any], index: int = -1) -> tuple[list[bytes], list[str]]:
     """Pictures and texts of a message of a request."""
-    content = body["messages"][index]["content"]
+    content = body["input"][index]["content"]
     if isinstance(content, str):
         return [], [content]
-    pictures = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
-    texts = [part["text"] for part in content if part["type"] == "text"]
+    pictures = [part["image_url"] for part in content if part["type"] == "input_image"]
+    texts = [part["text"] for part in content if part["type"] == "input_text"]
     return [base64.b64decode(url.partition(",")[2]) for url in pictures], texts
 
 
@@ -116,8 +116,8 @@ def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scr
     expect(page.locator("#attached")).to_be_hidden()
     expect(page.locator(".body")).to_have_text("A fox.")
     assert sent(bodies[-1]) == ([PICTURE, OTHER], ["the fox"])
-    prompt = [{"role": "user", "content": bodies[-1]["messages"][0]["content"]}]
-    length = len(chat_model.encode(prompt))
+    shown = [{"type": "image_url", "image_url": part["image_url"]} for part in bodies[-1]["input"][0]["content"][:2]]
+    length = len(chat_model.encode([{"role": "user", "content": [*shown, {"type": "text", "text": "the fox"}]}]))
     assert length > 120
     for _ in range(2):
         assert loaded(page, ".user img") == [[80, 60], [50, 90]]
@@ -126,7 +126,6 @@ def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scr
         expect(page.locator("#context")).to_have_text(f"{length + len('A fox.') + 1} of 4,096 tokens")
         page.reload()
         expect(page.locator("#model")).not_to_have_text("ondevice")
-        page.click("#list .name")
     send(page, "and now?")
     wait_for_end(page)
     assert sent(bodies[-1], 0) == ([PICTURE, OTHER], ["the fox"])
@@ -236,7 +235,6 @@ def test_a_browser_without_room_says_so_and_sends_all_the_same(open_page: Any, s
         assert sent(bodies[-1], 0) == ([PICTURE], ["first"])
     page.reload()
     expect(page.locator("#model")).not_to_have_text("ondevice")
-    page.click("#list .name")
     expect(page.locator(".gone")).to_have_text("photo.png is not kept in this browser")
     send(page, "third")
     wait_for_end(page)
@@ -284,7 +282,7 @@ def wav(samples: NDArray[np.float32], rate: int = 16_000) -> bytes:
 
 def heard(body: dict[str, Any]) -> bytes:
     """The sound of a request's last message."""
-    [part, *_] = body["messages"][-1]["content"]
+    [part, *_] = body["input"][-1]["content"]
     assert (part["type"], part["input_audio"]["format"]) == ("input_audio", "wav")
     return base64.b64decode(part["input_audio"]["data"])
 
@@ -391,7 +389,7 @@ def test_picture_of_the_documentation(
 def limited(page: Page, served: Served, **modalities: bool) -> None:
     """Load the page again, for a model that reads only some kinds of files."""
     props = {**served.get("/props").body, "modalities": modalities}
-    page.route("**/props", lambda route: route.fulfill(json=props))
+    page.route("**/props*", lambda route: route.fulfill(json=props))
     page.reload()
     expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
 

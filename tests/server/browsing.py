@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.served import Served
+from tests.server.served import Client, Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 60_000
@@ -38,7 +43,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     expect.set_options(timeout=PATIENCE_MS)
     contexts, asked, errors = [], list[str](), list[str]()
 
-    def start(served: Served, ready: bool = True) -> Page:
+    def start(served: Served | Relay, ready: bool = True) -> Page:
         context = browser.new_context(viewport={"width": 900, "height": 640})
         contexts.append((context, served.url))
         page = context.new_page()
@@ -72,5 +77,70 @@ def wait_for_end(page: Page) -> None:
 def bodies_of(page: Page) -> list[Any]:
     """The bodies of the requests for replies, as they are sent."""
     bodies: list[Any] = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    page.on("request", lambda request: bodies.append(request.post_data_json) if is_asked_for(request) else None)
     return bodies
+
+
+def is_asked_for(request: Request) -> bool:
+    """Whether a request is for a reply."""
+    return request.method == "POST" and request.url.endswith("/v1/responses")
+
+
+class Relay:
+    """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`.
+
+    limit : bytes that the server may still send, until the connections are cut
+    """
+
+    def __init__(self) -> None:
+        self.limit = inf
+        self._target = ("", 0)
+        self._open: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def lead_to(self, served: Client) -> None:
+        """Accept connections, to this server."""
+        self._target = (served.host, served.port)
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,)).start()
+
+    def cut(self) -> None:
+        """End all connections, and refuse further ones."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener = None
+        self.limit = inf
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError), listener:
+            while True:
+                ends = (listener.accept()[0], socket.create_connection(self._target))
+                self._open += ends
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass_on, args=(source, target)).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError), source, target:
+            while data := source.recv(1 << 10):
+                while source.getpeername() == self._target and self.limit <= 0:
+                    time.sleep(0.01)
+                self.limit -= len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    made = Relay()
+    yield made
+    made.cut()

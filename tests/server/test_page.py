@@ -153,12 +153,25 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     scripted.says("Two.<turn|>")
     send(page, "second")
     wait_for_end(page)
-    assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
+    assert [message["content"] for message in bodies[-1]["input"]] == ["first", "One.", "second"]
     page.click("#new")
     expect(page.locator(".turn")).to_have_count(0)
     send(page, "third")
     wait_for_end(page)
-    assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
+    assert [message["content"] for message in bodies[-1]["input"]] == ["third"]
+
+
+def text(delta):
+    return {"type": "response.output_text.delta", "delta": delta}
+
+
+def stream(events):
+    """A response with these events, as a server would write it."""
+    response = {"id": "resp_1", "model": "reference"}
+    begin = {"type": "response.created", "response": response}
+    end = {"type": "response.completed", "response": {**response, "status": "completed", "usage": None}}
+    numbered = [{**event, "sequence_number": number} for number, event in enumerate([begin, *events, end])]
+    return "".join(f"id: {event['sequence_number']}\ndata: {json.dumps(event)}\n\n" for event in numbered)
 
 
 def test_rounds_and_context(open_page, scripted):
@@ -168,12 +181,11 @@ def test_rounds_and_context(open_page, scripted):
     """
     page = open_page(scripted.served)
     rounds = [(1, 0, 0), (3, 4, 2), (1, 0, 0), (5, 4, 4), (1, 2, 0)]
-    chunks = [{"choices": [{"delta": {}}], "prompt_progress": {"total": 100, "processed": 100}}]
+    events = [{"type": "response.prompt_progress", "prompt_progress": {"total": 100, "processed": 100}}]
     for tokens, drafted, accepted in rounds:
         figures = {"tokens": tokens, "drafted": drafted, "accepted": accepted, "source": "ngram", "time_ms": 50}
-        chunks.append({"choices": [{"delta": {"content": "word "}}], "round": figures})
-    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        events += [text("word "), {"type": "response.round", "round": figures}]
+    page.route("**/v1/responses", lambda route: route.fulfill(content_type="text/event-stream", body=stream(events)))
     send(page, "Repeat")
     wait_for_end(page)
     shown = "11 tokens · 50.0 tokens/s · 2.50 tokens per round · 60 % of 10 drafted tokens accepted"
@@ -184,7 +196,6 @@ def test_rounds_and_context(open_page, scripted):
         expect(page.locator("#context")).to_have_text("111 of 8,192 tokens")
         page.reload()
         expect(page.locator("#model")).to_have_text("reference")
-        page.click("#list .name")
 
 
 def test_regenerate_and_edit(open_page, scripted):
@@ -200,13 +211,13 @@ def test_regenerate_and_edit(open_page, scripted):
     page.click("text=Regenerate")
     expect(page.locator(".body").last).to_have_text("Three.")
     wait_for_end(page)
-    assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
+    assert [message["content"] for message in bodies[-1]["input"]] == ["first", "One.", "second"]
     page.locator(".edit").first.click()
     page.fill(".editor textarea", "changed")
     page.press(".editor textarea", "Enter")
     expect(page.locator(".turn")).to_have_count(2)
     wait_for_end(page)
-    assert [message["content"] for message in bodies[-1]["messages"]] == ["changed"]
+    assert [message["content"] for message in bodies[-1]["input"]] == ["changed"]
     page.press("#message", "ArrowUp")
     page.press(".editor textarea", "Escape")
     expect(page.locator(".user .text")).to_have_text("changed")
@@ -227,7 +238,6 @@ def test_conversations_are_kept(open_page, scripted):
     page.press("#list input", "Enter")
     page.reload()
     expect(page.locator("#list .name")).to_have_text(["A name", "first question"])
-    page.click("text=A name")
     expect(page.locator(".body")).to_have_text("One.")
     with page.expect_download() as download:
         page.get_by_role("button", name="Export").click()
@@ -254,23 +264,22 @@ def test_settings(open_page, scripted):
     expect(page.locator("#model")).to_have_text("reference")
     send(page, "first")
     wait_for_end(page)
-    assert bodies[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert bodies[-1]["instructions"] == "Be brief."
     assert (bodies[-1]["temperature"], bodies[-1]["drafter"]) == (0.5, "none")
     page.click("#settings")
     page.click("#defaults")
     page.click("#done")
     send(page, "second")
     wait_for_end(page)
-    assert {"temperature", "drafter"}.isdisjoint(bodies[-1])
-    assert bodies[-1]["messages"][0]["role"] == "user"
+    assert {"temperature", "drafter", "instructions"}.isdisjoint(bodies[-1])
 
 
 def test_tool_calls_are_shown(open_page, scripted):
     page = open_page(scripted.served)
     scripted.says('<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|><|tool_response>')
-    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+    tools = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}]
     page.route(
-        "**/v1/chat/completions",
+        "**/v1/responses",
         lambda route: route.continue_(post_data={**route.request.post_data_json, "tools": tools}),
     )
     send(page, "Weather?")
@@ -330,7 +339,7 @@ STREAM = """async (pieces) => {
     const real = window.fetch;
     const body = new TransformStream();
     window.fetch = (path, options) => (
-        path.endsWith("completions") ? Promise.resolve(new Response(body.readable)) : real(path, options)
+        path === "v1/responses" ? Promise.resolve(new Response(body.readable)) : real(path, options)
     );
     document.getElementById("message").value = "How?";
     document.getElementById("form").requestSubmit();
@@ -338,7 +347,7 @@ STREAM = """async (pieces) => {
     observer.observe({ type: "layout-shift" });
     const writer = body.writable.getWriter();
     for (const piece of pieces) {
-        await writer.write(new TextEncoder().encode(`data: ${piece}\\n\\n`));
+        await writer.write(new TextEncoder().encode(`${piece}\\n\\n`));
         await drawn();
     }
     await writer.close();
@@ -359,14 +368,16 @@ def test_nothing_jumps_while_a_reply_grows(open_page, scripted, before):
         scripted.says(f"{before}<turn|>")
         send(page, "First?")
         wait_for_end(page)
-    deltas = [{"reasoning_content": "Let me see. "}] * 5
+    thoughts = [{"type": "response.reasoning_text.delta", "delta": "Let me see. "}] * 5
     code, entries = "value = 1\n" * 6, "- an entry of a list\n" * 8
-    text = f"First:\n\n```python\n{code}```\n\n{entries}\nThe last paragraph."
-    deltas += [{"content": text[at : at + 6]} for at in range(0, len(text), 6)]
-    call = {"function": {"name": "look", "arguments": "{}"}}
+    whole = f"First:\n\n```python\n{code}```\n\n{entries}\nThe last paragraph."
+    deltas = [text(whole[at : at + 6]) for at in range(0, len(whole), 6)]
+    call = {"type": "response.output_item.done", "item": {"type": "function_call", "name": "look", "arguments": "{}"}}
     figures = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
-    pieces = [{"choices": [{"delta": delta}], "round": figures} for delta in [*deltas, {"tool_calls": [call]}]]
-    shifts = page.evaluate(STREAM, [json.dumps(piece) for piece in pieces])
+    pieces = [[each, {"type": "response.round", "round": figures}] for each in [*thoughts, *deltas, call]]
+    first, *others = stream(sum(pieces, [])).strip().split("\n\n")
+    parts = [first, *("\n\n".join(others[at : at + 2]) for at in range(0, len(others), 2))]
+    shifts = page.evaluate(STREAM, parts)
     assert sum(value for value, *_ in shifts) < 0.001, shifts
     expect(page.locator(".body").last).to_contain_text("The last paragraph.")
     expect(page.locator(".turn .figures").last).to_contain_text("tokens per round")
@@ -386,8 +397,13 @@ def test_colours(open_page, served):
     assert page.evaluate(background) == dark
 
 
-def test_the_page_is_small(served):
-    assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in FILES.values()) < 60_000
+def test_the_page_is_small(open_page, served):
+    """What a browser loads at first, and after a reply with math and code only."""
+    page = open_page(served)
+    loaded = page.evaluate("performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)")
+    names = {FILES[path] for path in ("/", *loaded) if path in FILES}
+    assert set(FILES.values()) - names == {"recorder.js", "vendor/highlight.js", "vendor/temml.js"}
+    assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in names) < 60_000
 
 
 def end_slowly(served, gate):
@@ -428,9 +444,9 @@ def test_two_tabs(open_page, served):
     pages = [open_page(served) for _ in range(2)]
     for page, text in zip(pages, ("def one(x):", "class Two:"), strict=True):
         page.route(
-            "**/v1/chat/completions",
+            "**/v1/responses",
             lambda route: route.continue_(
-                post_data={**route.request.post_data_json, "max_tokens": 30, "temperature": 0}
+                post_data={**route.request.post_data_json, "max_output_tokens": 30, "temperature": 0}
             ),
         )
         send(page, text)

@@ -20,7 +20,7 @@ def openai_card(manager: ModelManager, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "ondevice",
         "capabilities": manager.capabilities,
-        "status": {"value": "unloaded" if model is None else "loaded"},
+        "status": _status(manager),
         "meta": {
             "n_vocab": manifest.target.vocab_size,
             "n_ctx_train": manifest.target.context_length,
@@ -28,3 +28,11 @@ def openai_card(manager: ModelManager, created: int) -> dict[str, Any]:
             "size": sum(entry.size for entry in manifest.files.values()),
         },
     }
+
+
+def _status(manager: ModelManager) -> dict[str, Any]:
+    """Whether a model is in memory, and how far its load is."""
+    if manager.loading is not None:
+        stage, share = manager.loading
+        return {"value": "loading", "stage": stage, "progress": round(share, 3)}
+    return {"value": "unloaded" if manager.model is None else "loaded"}

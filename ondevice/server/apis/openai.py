@@ -214,7 +214,7 @@ class ChatCompletionWriter(OpenAIWriter):
             yield self._delta(choice, {"role": "assistant", "content": ""})
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._delta(progress.choice, {}, prompt_progress=_prompt_progress(progress))
+        yield self._delta(progress.choice, {}, prompt_progress=prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         delta: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class ChatCompletionWriter(OpenAIWriter):
             delta["tool_calls"] = [
                 {"index": index, **call.as_openai()} for index, call in enumerate(step.tool_calls, first)
             ]
-        more: dict[str, Any] = {"round": _round(step)} if self._include_rounds else {}
+        more: dict[str, Any] = {"round": round_of(step)} if self._include_rounds else {}
         if delta or step.logprobs or more:
             yield self._delta(choice, delta, step.logprobs, **more)
         if step.finish_reason:
@@ -281,7 +281,7 @@ class CompletionWriter(OpenAIWriter):
         """Where the tokens of a streamed reply begin."""
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._chunk([self._text(progress.choice, "")], prompt_progress=_prompt_progress(progress))
+        yield self._chunk([self._text(progress.choice, "")], prompt_progress=prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         if len(choice.steps) == 1 and choice.echo is not None:
@@ -336,7 +336,7 @@ def _finish_name(reason: FinishReason | None) -> str | None:
     return None if reason is None else FINISH_NAMES[reason].openai
 
 
-def _round(step: Step) -> dict[str, Any]:
+def round_of(step: Step) -> dict[str, Any]:
     """The server's own event `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
     return {
         "tokens": len(step.token_ids),
@@ -347,7 +347,7 @@ def _round(step: Step) -> dict[str, Any]:
     }
 
 
-def _prompt_progress(progress: PrefillProgress) -> dict[str, Any]:
+def prompt_progress(progress: PrefillProgress) -> dict[str, Any]:
     """llama.cpp's `prompt_progress`."""
     return {
         "total": progress.total,

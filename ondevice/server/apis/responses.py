@@ -12,6 +12,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.apis.blocks import (
@@ -24,9 +25,9 @@ from ondevice.server.apis.blocks import (
     read_parts,
     text_part,
 )
-from ondevice.server.apis.openai import CACHING
+from ondevice.server.apis.openai import CACHING, prompt_progress, round_of
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ServerSentEvent, Usage, new_id
-from ondevice.server.replies import Choice
+from ondevice.server.replies import Choice, PrefillProgress, QueuePlace
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
@@ -65,9 +66,16 @@ def _picture(block: RequestFields) -> ContentPart:
     return picture_part(block, "image_url", block.text("image_url"), block.text("detail"))
 
 
+def _sound(block: RequestFields) -> ContentPart:
+    """The part of a block `input_audio`, as in chat completions: a file in base64."""
+    block.required("input_audio")
+    sound = block.inner("input_audio")
+    return {"type": "input_audio", "input_audio": {"data": sound.required("data"), "format": sound.text("format")}}
+
+
 TEXTS = dict.fromkeys(("input_text", "output_text", "reasoning_text", "summary_text", "text"), text_part)
 """Readers of the blocks of an item, by their `type`."""
-TEXTS_AND_PICTURES = {**TEXTS, "input_image": _picture}
+MEDIA = {**TEXTS, "input_image": _picture, "input_audio": _sound}
 
 
 def read_response(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
@@ -89,7 +97,13 @@ def read_response(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]
     echoed = {name: fields.get(name) for name in ECHOED}
     echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
     echoed["background"] = request.background
-    return request, partial(OpenAIResponseWriter, echoed=echoed)
+    make_writer = partial(
+        OpenAIResponseWriter,
+        echoed=echoed,
+        include_progress=request.reports_prefill,
+        include_rounds=fields.flag("return_rounds"),
+    )
+    return request, make_writer
 
 
 def _check_metadata(fields: RequestFields) -> None:
@@ -115,10 +129,10 @@ def read_input(fields: RequestFields) -> list[dict[str, Any]]:
         item.ignore("id", "status", "summary", "encrypted_content", "phase")
         kind = item.choice("type", ITEM_KINDS) or "message"
         if kind == "function_call_output":
-            output = content_of(read_parts(item, "output", TEXTS_AND_PICTURES))
+            output = content_of(read_parts(item, "output", MEDIA))
             messages.append({"role": "tool", "tool_call_id": item.required("call_id"), "content": output})
         elif kind == "message" and (role := item.choice("role", ROLES) or "user") != "assistant":
-            parts = read_parts(item, "content", TEXTS_AND_PICTURES if role == "user" else TEXTS)
+            parts = read_parts(item, "content", MEDIA if role == "user" else TEXTS)
             messages.append({"role": role, "content": content_of(parts)})
         else:
             if not messages or messages[-1]["role"] != "assistant":
@@ -174,14 +188,26 @@ def _tools(fields: RequestFields) -> list[dict[str, Any]]:
 class OpenAIResponseWriter(BlockWriter):
     """A `response`, or the events that build it item by item. Every block of the reply is an item."""
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, echoed: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        choices: Sequence[Choice],
+        *,
+        echoed: dict[str, Any],
+        include_progress: bool = False,
+        include_rounds: bool = False,
+    ) -> None:
         """
         Args:
             model: that answers.
             choices: exactly one.
             echoed: fields of the request that the response repeats.
+            include_progress: whether a stream has events of the queue and of the prompt.
+            include_rounds: whether it has events of rounds.
         """
         super().__init__(model, choices)
+        self._include_progress = include_progress
+        self._include_rounds = include_rounds
         head = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._head = {**head, "model": model.manifest.name, **echoed}
         self._events_sent = 0
@@ -200,6 +226,19 @@ class OpenAIResponseWriter(BlockWriter):
     def opening(self) -> Iterator[ServerSentEvent]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
+
+    def queued(self, queue: QueuePlace) -> Iterator[ServerSentEvent]:
+        if self._include_progress:
+            yield self._event("response.queued", response=self.current(), queue_place=queue.place)
+
+    def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
+        if self._include_progress:
+            yield self._event("response.prompt_progress", prompt_progress=prompt_progress(progress))
+
+    def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
+        yield from super().step(choice, step)
+        if self._include_rounds:
+            yield self._event("response.round", round=round_of(step))
 
     def begun(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         yield self._item_event("output_item.added", item=self._item(block))

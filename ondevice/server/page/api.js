@@ -1,21 +1,87 @@
-/* Requests to the server: the API key, streams of server-sent events, waiting until the model is loaded. */
+/* Requests to the server: the API key, a server that is gone or still loads, streams of server-sent events. */
+
+const RETRY_MS = 1000; // between questions whether the server is back
+const SILENCE_MS = 45_000; // the server sends something every 15 s: a connection that is silent for longer is dead
+const GONE = "The server does not answer. This page joins it again by itself.";
 
 let key = sessionStorage.getItem("key") ?? "";
+let returning = null; // promise of a server that is back
+let report = () => null;
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/* Send a request. If the server answers 401, ask the user for an API key and send it again. */
-export async function ask(path, options = {}) {
-  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
-  const answer = await fetch(path, { ...options, headers });
-  if (answer.status !== 401) return answer;
-  await askForKey();
-  return ask(path, options);
+/* The server has answered that it will not do this. The message is its sentence for the user. */
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
 }
 
-function askForKey() {
+/* Let `listener` be called with a sentence while the server does not answer or loads, and with "" when it does answer. */
+export function onTrouble(listener) {
+  report = listener;
+}
+
+const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+
+/* Send a request. Waits for a server that is gone, and for the user's API key where it is missing or wrong. Throws a
+Refusal, or an AbortError. */
+export async function ask(path, options = {}) {
+  for (;;) {
+    const sent = key;
+    const answer = await fetch(path, { ...options, headers: headers() }).catch(() => null);
+    options.signal?.throwIfAborted();
+    if (answer?.ok) return answer;
+    const error = await errorOf(answer);
+    if (!error || error.stage) await orAborted(untilBack(), options.signal);
+    else if (answer.status === 401) await orAborted(newKey(sent), options.signal);
+    else throw new Refusal(answer.status, error.message);
+  }
+}
+
+/* Send a request that waits for nothing, also while the page is closed. Returns a promise of the answer, null if there is none. */
+export function tell(path, method) {
+  return fetch(path, { method, headers: headers(), keepalive: true }).catch(() => null);
+}
+
+async function errorOf(answer) {
+  return answer && ((await answer.json().catch(() => null))?.error ?? { message: `The server answered with status ${answer.status}.` });
+}
+
+/* Wait until the model is loaded and the server answers. */
+export function untilBack() {
+  returning ??= (async () => {
+    for (;;) {
+      const answer = await fetch("health").catch(() => null);
+      if (answer?.ok) break;
+      const error = await errorOf(answer);
+      const share = error?.progress ? `: ${Math.round(100 * error.progress)} %` : "";
+      report(error ? `${error.message}${share}` : GONE);
+      await pause(RETRY_MS);
+    }
+    report("");
+    returning = null;
+  })();
+  return returning;
+}
+
+function orAborted(promise, signal) {
+  if (!signal) return promise;
+  return Promise.race([promise, new Promise((_, reject) => {
+    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  })]);
+}
+
+/* Ask the user for a key, unless another request has got one since `sent` was. */
+function newKey(sent) {
   const dialog = document.getElementById("key-dialog");
-  if (!dialog.open) dialog.showModal();
+  if (!dialog.open && key !== sent) return null;
+  if (!dialog.open) {
+    document.getElementById("key-wrong").hidden = !sent;
+    document.getElementById("key").value = "";
+    dialog.showModal();
+  }
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       key = document.getElementById("key").value;
@@ -25,45 +91,23 @@ function askForKey() {
   });
 }
 
-/* The server's properties, as soon as the model is loaded. Until then `report` is called with a sentence each second. */
-export async function properties(report) {
-  for (;;) {
-    const answer = await fetch("health").catch(() => null);
-    if (answer?.ok) break;
-    const error = answer && (await answer.json()).error;
-    const share = error?.progress ? `: ${Math.round(100 * error.progress)} %` : "";
-    report(error ? `${error.message}${share}` : "The server does not answer.");
-    await pause(1000);
-  }
-  return (await ask("props")).json();
-}
-
-/* Requests that wait for a slot of the server. */
-export async function waitingRequests() {
-  const text = await (await ask("metrics")).text();
-  return Number(text.match(/^ondevice:requests_deferred (\d+)/m)?.[1] ?? 0);
-}
-
-/* Ask for a reply and yield the JSON objects of its stream. */
-export async function* chunks(body, signal) {
-  const answer = await ask("v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  for await (const chunk of events(answer.body)) {
-    if (chunk.error) throw new Error(chunk.error.message);
-    yield chunk;
-  }
-}
-
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+/* The JSON objects of a stream of server-sent events. It may end early: a connection breaks, a laptop sleeps. Throws what
+`ask` throws. */
+export async function* events(path, options) {
+  const answer = await ask(path, options);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const silence = setTimeout(() => reader.cancel().catch(() => null), SILENCE_MS);
+    const { done, value } = await reader.read().catch(() => ({ done: true }));
+    clearTimeout(silence);
+    options.signal.throwIfAborted();
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
+      const data = part.split("\n").find((line) => line.startsWith("data: {"));
+      if (data) yield JSON.parse(data.slice(6));
     }
   }
 }

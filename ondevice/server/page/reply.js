@@ -3,15 +3,17 @@
 import { add, addCopyButton, GrowingMarkdown } from "./rendering.js";
 
 const SVG = document.querySelector("svg").namespaceURI;
-const SHOWN_ROUNDS = 160; // the newest ones; kept with the conversation too
 const BAR_HEIGHT = 28; // pixels
 const BAR_STEP = 5;
 const LEAST_SCALE = 4; // drafted tokens that a full bar stands for at least
+const LEGEND = [["accepted", "drafted and accepted"], ["drafted", "drafted, not accepted"], ["plain", "a round without a draft"]];
+const ENDS = { length: "cut at the limit of tokens or context", stopped: "stopped" };
 
 /* The bars of the newest rounds: drafted tokens faint, accepted ones solid, a dot for a round without a draft. */
 class RoundBars {
   constructor(parent) {
-    this.svg = document.createElementNS(SVG, "svg");
+    this.element = add(parent, "div", "draft-marks");
+    this.svg = this.element.appendChild(document.createElementNS(SVG, "svg"));
     this.svg.setAttribute("class", "rounds");
     this.svg.setAttribute("role", "img");
     this.svg.setAttribute("height", BAR_HEIGHT);
@@ -21,12 +23,13 @@ class RoundBars {
       return path;
     });
     this.title = this.svg.appendChild(document.createElementNS(SVG, "title"));
-    parent.append(this.svg);
+    const legend = add(this.element, "div", "legend");
+    for (const [name, text] of LEGEND) add(legend, "span", name, text);
   }
 
-  show(rounds, label) {
+  show(rounds) {
     const fitting = Math.floor((this.svg.clientWidth || 300) / BAR_STEP);
-    const shown = rounds.slice(-Math.min(fitting, SHOWN_ROUNDS));
+    const shown = rounds.slice(-fitting);
     const full = Math.max(LEAST_SCALE, ...shown.map(([drafted]) => drafted));
     const lines = ["", "", ""];
     shown.forEach(([drafted, accepted], index) => {
@@ -36,32 +39,23 @@ class RoundBars {
       if (accepted) lines[2] += line(accepted);
     });
     this.paths.forEach((path, index) => path.setAttribute("d", lines[index]));
-    this.title.textContent = label;
+    this.title.textContent = `Drafted and accepted tokens of the last ${shown.length} rounds`;
   }
 }
 
-/* Sums over the rounds of a reply. The first round is the prefill: its time is not that of decoding. */
-class Sums {
-  constructor() {
-    Object.assign(this, { rounds: 0, tokens: 0, drafted: 0, accepted: 0, ms: 0 });
-  }
-
-  count(round) {
-    this.tokens += round.tokens;
-    if (this.rounds++) this.ms += round.time_ms;
-    this.drafted += round.drafted;
-    this.accepted += round.accepted;
-  }
-
-  get figures() {
-    const found = [`${this.tokens} ${this.tokens === 1 ? "token" : "tokens"}`];
-    if (this.ms) found.push(`${((1e3 * (this.tokens - 1)) / this.ms).toFixed(1)} tokens/s`);
-    if (this.drafted) {
-      found.push(`${((this.tokens - 1) / (this.rounds - 1)).toFixed(2)} tokens per round`);
-      found.push(`${Math.round((100 * this.accepted) / this.drafted)} % of ${this.drafted} drafted tokens accepted`);
+function figuresOf({ sums, end }) {
+  const found = [];
+  if (sums?.tokens) {
+    const { tokens, decoded, rounds, drafted, accepted, ms } = sums;
+    found.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+    if (ms) found.push(`${((1e3 * decoded) / ms).toFixed(1)} tokens/s`);
+    if (drafted && rounds) {
+      found.push(`${(decoded / rounds).toFixed(2)} tokens per round`);
+      found.push(`${Math.round((100 * accepted) / drafted)} % of ${drafted} drafted tokens accepted`);
     }
-    return found;
   }
+  if (end) found.push(ENDS[end]);
+  return found;
 }
 
 const seconds = (value) => (value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
@@ -69,69 +63,54 @@ const seconds = (value) => (value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s
 export class Reply {
   /* `afterwards` is called when elements have changed. While the reply grows, its figures are in `live`: below the growing
   text they would move with every line. */
-  constructor(parent, afterwards, live = null) {
+  constructor(parent, message, afterwards, live) {
+    this.message = message;
     this.afterwards = afterwards;
-    this.sums = new Sums();
-    this.message = { role: "assistant", content: "", rounds: [] };
     this.turn = add(parent, "article", "turn reply");
     this.turn.setAttribute("aria-label", "Reply");
+    this.wait = add(this.turn, "div", "wait");
+    this.waitText = add(this.wait, "span", "", "");
+    this.waitBar = add(this.wait, "progress", "");
+    this.waitBar.setAttribute("aria-label", "Done so far");
     this.details = add(this.turn, "details", "thoughts");
-    this.details.hidden = true;
     this.summary = add(this.details, "summary", "", "Thinking…");
-    this.thoughtText = add(this.details, "div", "text");
+    this.thoughts = add(this.details, "div", "text").appendChild(new Text());
     this.markdown = new GrowingMarkdown(add(this.turn, "div", "body"), afterwards);
     this.calls = add(this.turn, "div", "calls");
-    this.foot = add(live ?? this.turn, "div", "foot");
+    this.foot = add(message.state ? live : this.turn, "div", "foot");
     this.bars = new RoundBars(this.foot);
     this.line = add(this.foot, "div", "figures");
     this.buttons = add(this.foot, "div", "buttons");
     this.frame = 0;
+    this.details.hidden = true;
+    if (message.state) this.grow(message);
+    else this.finish(message);
   }
 
-  /* A reply that was kept. */
-  static of(parent, message) {
-    const reply = new Reply(parent, () => null);
-    if (message.reasoning) reply.takeThoughts(message.reasoning);
-    for (const call of message.calls ?? []) reply.takeCall(call);
-    reply.markdown.text = message.content;
-    reply.message = message;
-    reply.finish();
-    return reply;
+  /* What the reply waits for before its first piece. */
+  showWait({ text, share }) {
+    this.waitText.textContent = share === undefined ? text : `${text}: ${Math.round(100 * share)} %`;
+    this.waitBar.hidden = share === undefined;
+    if (share !== undefined) this.waitBar.value = share;
   }
 
-  take(chunk) {
-    const { delta } = chunk.choices[0];
-    if (delta.reasoning_content) this.takeThoughts(delta.reasoning_content);
-    for (const { function: { name, arguments: given } } of delta.tool_calls ?? []) {
-      (this.message.calls ??= []).push({ name, arguments: given });
-      this.takeCall({ name, arguments: given });
-    }
-    if (delta.content) {
-      this.endThoughts();
-      this.markdown.append(delta.content);
-    }
-    if (chunk.round) {
-      this.sums.count(chunk.round);
-      const { drafted, accepted } = chunk.round;
-      if (this.sums.rounds > 1) this.message.rounds.push([drafted, accepted]);
-      this.frame ||= requestAnimationFrame(() => this.showFigures());
-    }
+  /* Show what has been added to the message. */
+  grow(message) {
+    this.message = message;
+    const { content, reasoning = "", calls = [] } = message;
+    this.wait.hidden = Boolean(content || reasoning || calls.length);
+    this.details.hidden = !reasoning;
+    this.thoughts.appendData(reasoning.slice(this.thoughts.length));
+    if (content.length > this.markdown.text.length) this.markdown.append(content.slice(this.markdown.text.length));
+    for (const call of calls.slice(this.calls.childElementCount)) this.addCall(call);
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.showFigures();
+      this.afterwards();
+    });
   }
 
-  takeThoughts(text) {
-    this.thoughtsFrom ??= performance.now();
-    this.message.reasoning = (this.message.reasoning ?? "") + text;
-    this.details.hidden = false;
-    this.thoughtText.append(text);
-  }
-
-  endThoughts() {
-    if (!this.message.reasoning || this.message.thought !== undefined) return;
-    this.message.thought = (performance.now() - this.thoughtsFrom) / 1e3;
-    this.summary.textContent = `Thought for ${seconds(this.message.thought)}`;
-  }
-
-  takeCall({ name, arguments: given }) {
+  addCall({ name, arguments: given }) {
     this.markdown.flush();
     const call = add(this.calls, "details", "call");
     add(add(call, "summary", "", "Calls "), "code", "", name);
@@ -141,52 +120,27 @@ export class Reply {
     } catch {
       // arguments that are not JSON are shown as they are
     }
-    add(call, "pre", "", shown);
+    add(call, "pre", "", shown).tabIndex = 0;
   }
 
   showFigures() {
-    this.frame = 0;
-    if (this.message.reasoning && this.message.thought === undefined) {
-      this.summary.textContent = `Thinking… ${seconds((performance.now() - this.thoughtsFrom) / 1e3)}`;
-    }
-    this.show(this.sums.figures);
-    this.afterwards();
+    const { thought, state, sums, rounds = [] } = this.message;
+    const taken = thought ?? (sums?.thoughtMs ?? 0) / 1e3;
+    this.summary.textContent = state && thought === undefined ? `Thinking… ${seconds(taken)}` : `Thought for ${seconds(taken)}`;
+    this.line.textContent = figuresOf(this.message).join(" · ");
+    this.bars.element.hidden = !rounds.length && !state;
+    this.bars.show(rounds);
   }
 
-  show(figures) {
-    const { rounds } = this.message;
-    this.line.textContent = figures.join(" · ");
-    this.bars.show(rounds, `Drafted and accepted tokens of the last ${Math.min(rounds.length, SHOWN_ROUNDS)} rounds`);
-  }
-
-  /* The stream is over; `reason` tells why. */
-  end(reason) {
-    this.endThoughts();
-    const figures = this.sums.figures;
-    if (reason === "length") figures.push("cut at the limit of tokens or context");
-    if (reason === "stopped") figures.push("stopped");
-    Object.assign(this.message, {
-      content: this.markdown.text,
-      figures: this.sums.tokens || reason === "stopped" ? figures : [],
-      rounds: this.message.rounds.slice(-SHOWN_ROUNDS),
-    });
-    this.finish();
-  }
-
-  fail(message) {
-    this.message.failure = message;
-  }
-
-  finish() {
+  /* The message has ended. */
+  finish(message) {
+    this.grow(message);
     cancelAnimationFrame(this.frame);
-    this.frame = 0;
+    this.wait.hidden = true;
     this.markdown.end();
-    const { thought, failure, figures = [] } = this.message;
-    this.summary.textContent = thought === undefined ? "Thoughts" : `Thought for ${seconds(thought)}`;
-    if (failure) add(this.turn, "div", "failure", failure);
+    if (message.failure) add(this.turn, "div", "failure", message.failure);
     this.turn.append(this.foot);
-    this.show(figures);
-    this.bars.svg.classList.toggle("none", !this.message.rounds.length);
+    this.showFigures();
     if (this.markdown.text && navigator.clipboard) addCopyButton(this.buttons, "Copy the reply", () => this.markdown.text);
   }
 }

@@ -1,16 +1,19 @@
 /* What stays in this browser: conversations, one entry of localStorage each, settings, and files in IndexedDB, because
 localStorage has room for 5 MB only.
 
-A conversation is { id, title, changed, messages }. Messages have the API's role and content; a question may have files,
-pictures { id, name, width, height } and sounds { id, name, sound: true }; a reply also has what the page shows of it:
-reasoning, thought (seconds), calls, rounds, figures, failure. */
+All tabs share it. So a conversation is changed by a function of its newest state, and every tab is told of each change. */
+
+import { newConversation, newId, readConversation } from "./conversation.js";
 
 const PREFIX = "ondevice.conversation.";
 const SETTINGS = "ondevice.settings";
 const FILES = "files";
 
+const unsaved = new Map(); // conversations for which the browser has no room, until the page is closed
+const read = new Map(); // the text of each conversation as it was read last, and what it is: a list of many is read often
 const held = new Map(); // files by id, until the page is closed: also those for which the browser has no room
 let database = null; // promise of the open one
+let listener = () => null;
 
 function parsed(text) {
   try {
@@ -20,57 +23,64 @@ function parsed(text) {
   }
 }
 
+/* Let `act` be called with the id of each conversation that changes, and with whether another tab has changed it. */
+export function onChange(act) {
+  listener = act;
+}
+
+addEventListener("storage", ({ key }) => {
+  if (key === null || key.startsWith(PREFIX)) listener(key?.slice(PREFIX.length), true);
+});
+
+/* The newest state of a conversation; null if there is none of this id. */
+export function conversation(id) {
+  if (unsaved.has(id)) return unsaved.get(id);
+  const text = localStorage.getItem(PREFIX + id);
+  if (read.get(id)?.text !== text) read.set(id, { text, value: readConversation(parsed(text)) });
+  return read.get(id).value;
+}
+
 /* All conversations, the one that changed last first. */
 export function conversations() {
-  const found = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX)).map((name) => parsed(localStorage[name]));
-  return found.filter((each) => Array.isArray(each?.messages)).sort((a, b) => b.changed - a.changed);
+  const names = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX)).map((name) => name.slice(PREFIX.length));
+  const found = [...new Set([...names, ...unsaved.keys()])].map(conversation);
+  return found.filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-function newId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+/* Change a conversation, and return what `act` returns. Where the browser has no room, it is kept until the page is closed. */
+export function change(id, act) {
+  const changed = conversation(id) ?? { ...newConversation(), id };
+  const result = act(changed);
+  keep(changed);
+  return result;
 }
 
-export function newConversation() {
-  return { id: newId(), title: "", changed: Date.now(), messages: [] };
+function keep(changed) {
+  try {
+    localStorage.setItem(PREFIX + changed.id, JSON.stringify(changed));
+    unsaved.delete(changed.id);
+  } catch {
+    unsaved.set(changed.id, changed);
+  }
+  listener(changed.id, false);
 }
 
-/* Keep a conversation. Throws if the browser has no room for it. */
-export function save(conversation) {
-  localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
-}
+export const isFull = () => unsaved.size > 0;
 
-export function remove(conversation) {
-  localStorage.removeItem(PREFIX + conversation.id);
+export function remove(id) {
+  unsaved.delete(id);
+  localStorage.removeItem(PREFIX + id);
+  listener(id, false);
   removeUnusedFiles();
 }
 
-/* The name that the list shows: the user's, or the beginning of the first message. */
-export function titleOf({ title, messages }) {
-  const [first] = messages;
-  return title || first?.content.replace(/\s+/g, " ").slice(0, 60) || first?.files?.[0].name || "New chat";
+/* Settings by the name of the API's field, besides `theme`. What is missing is the server's default. */
+export function settings() {
+  return parsed(localStorage.getItem(SETTINGS)) ?? {};
 }
 
-/* The messages as the API takes them. A message whose reply failed before its first word is left out. Throws an error with
-a sentence for the user if a file is gone. */
-export async function forTheModel(messages, system) {
-  const said = messages.filter((message, index) => {
-    const reply = message.role === "user" ? messages[index + 1] : message;
-    return !reply || reply.content;
-  });
-  const made = system ? [{ role: "system", content: system }] : [];
-  for (const { role, content, files = [] } of said) {
-    const parts = await Promise.all(files.map(partOf));
-    if (content && parts.length) parts.push({ type: "text", text: content });
-    made.push({ role, content: parts.length ? parts : content });
-  }
-  return made;
-}
-
-async function partOf({ id, name, sound }) {
-  const url = await urlOf(id);
-  if (!url) throw new Error(`${name} is not kept in this browser: edit its message, and attach it again.`);
-  if (!sound) return { type: "image_url", image_url: { url } };
-  return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format: "wav" } };
+export function saveSettings(changed) {
+  localStorage.setItem(SETTINGS, JSON.stringify({ ...settings(), ...changed }));
 }
 
 /* Files. */
@@ -125,6 +135,14 @@ async function urlOf(id) {
   });
 }
 
+/* A file as a part of the Responses API's input. Throws an error with a sentence for the user if it is gone. */
+export async function partOf({ id, name, sound }) {
+  const url = await urlOf(id);
+  if (!url) throw new Error(`${name} is not kept in this browser: edit its message, and attach it again.`);
+  if (!sound) return { type: "input_image", image_url: url };
+  return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format: "wav" } };
+}
+
 /* Remove the files that no conversation has. A conversation is kept before its files: those of other tabs stay. */
 export async function removeUnusedFiles() {
   const ids = await inFiles("readonly", (all) => all.getAllKeys()).catch(() => []);
@@ -133,23 +151,38 @@ export async function removeUnusedFiles() {
   if (unused.length) await inFiles("readwrite", (all) => unused.forEach((id) => all.delete(id))).catch(() => null);
 }
 
-/* Settings by the name of the API's field, besides `system`, `thinking` and `theme`. What is missing is the server's default. */
-export function settings() {
-  return parsed(localStorage.getItem(SETTINGS)) ?? {};
-}
-
-export function saveSettings(changed) {
-  localStorage.setItem(SETTINGS, JSON.stringify({ ...settings(), ...changed }));
-}
+/* Files of conversations. */
 
 /* Let the browser save a conversation as a file of JSON, with its files as data: URIs. */
-export async function download(name, conversation) {
-  const messages = await Promise.all(conversation.messages.map(async (message) => (
+export async function exportAs(name, { id }) {
+  const whole = conversation(id);
+  const messages = await Promise.all(whole.messages.map(async (message) => (
     message.files ? { ...message, files: await Promise.all(message.files.map(async (file) => ({ ...file, url: await urlOf(file.id) }))) } : message
   )));
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify({ ...conversation, messages }, null, 2)], { type: "application/json" }));
+  link.href = URL.createObjectURL(new Blob([JSON.stringify({ ...whole, messages }, null, 2)], { type: "application/json" }));
   link.download = `${name.replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation"}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/* Keep the conversation of an exported file, beside one that is there already, and return its id; null if it has none. */
+export async function importFile(file) {
+  const found = readConversation(parsed(await file.text()));
+  if (!found?.messages.length) return null;
+  for (const message of found.messages) {
+    delete message.state; // a reply that was being written elsewhere
+    if (message.files) message.files = await Promise.all(message.files.map(heldFile));
+  }
+  const made = { ...found, id: newId(), changed: Date.now() };
+  keep(made);
+  await keepFiles(made.messages.flatMap(({ files = [] }) => files)).catch(() => null);
+  return made.id;
+}
+
+async function heldFile({ url, ...file }) {
+  if (!url?.startsWith("data:")) return file;
+  const [head, data] = url.slice(5).split(",");
+  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+  return { ...file, id: holdFile(new Blob([bytes], { type: head.split(";")[0] })) };
 }

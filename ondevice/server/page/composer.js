@@ -1,16 +1,24 @@
-/* Pictures and sounds that go with a message: read from files, made smaller where the server would refuse them, and shown. */
+/* Writing a message: its text, and pictures and sounds, which are read from files, pasted, dropped or recorded, made smaller where
+the server would refuse them, and shown. */
 
-import { add } from "./rendering.js";
-import { soundOf } from "./sounds.js";
+import { add, addButton } from "./rendering.js";
+import { record, soundOf } from "./sounds.js";
 import * as store from "./store.js";
 
+const $ = (id) => document.getElementById(id);
+
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // what the server reads
-export const MOST_BYTES = 8 << 20; // of a file: a request has the files of its whole conversation, and ends at 48 MB
+const MOST_BYTES = 8 << 20; // of a file: a request has the files of its whole conversation, and ends at 48 MB
 const MOST_PIXELS = 50e6;
 const MOST_SIDE = 16384;
 const SMALLER_SIDE = 4096; // of a picture that is made smaller: the model sees 2.6 million pixels at most
 const QUALITY = 0.92;
 const SHOWN_SIDE = 260; // pixels of a picture in the conversation
+const LONGEST_S = Math.floor((MOST_BYTES - 100) / 32000); // of a recording
+
+let own = null; // the attachments of the message that is being written
+let recording = null; // what ends the recording that goes on
+let acts = {}; // { say, send, reads, editor }
 
 function fits(file, { width, height }) {
   const small = file.size <= MOST_BYTES && width * height <= MOST_PIXELS && Math.max(width, height) <= MOST_SIDE;
@@ -46,7 +54,7 @@ async function readSound(file) {
 }
 
 /* What a message keeps of a sound. */
-export function keptSound(blob, name) {
+function keptSound(blob, name) {
   if (blob.size > MOST_BYTES) throw new Error(`${name} is longer than four minutes.`);
   return { id: store.holdFile(blob), name, sound: true };
 }
@@ -136,10 +144,92 @@ export class Attachments {
     for (const file of this.files) {
       const item = add(this.list, "li", "");
       addFile(item, file);
-      const button = add(item, "button", "remove", "×");
-      button.type = "button";
-      button.setAttribute("aria-label", `Remove ${file.name}`);
-      button.addEventListener("click", () => this.remove(file));
+      addButton(item, "remove", "×", () => this.remove(file)).setAttribute("aria-label", `Remove ${file.name}`);
     }
   }
+}
+
+/* Let `say` be called with sentences for the user, `send` with a text and files; `reads` tells what the model reads, { vision,
+audio }, and `editor` returns the attachments of the message that is being edited, or null. */
+export function setUp(given) {
+  acts = given;
+  own = new Attachments($("attached"), $("message"), acts.say);
+}
+
+const readsFiles = () => acts.reads().vision || acts.reads().audio;
+
+/* Show the buttons for what the model reads. */
+export function showButtons() {
+  const { vision, audio } = acts.reads();
+  $("attach").hidden = !readsFiles();
+  $("files").accept = [vision && "image/*", audio && "audio/*"].filter(Boolean).join();
+  $("record").hidden = !(audio && navigator.mediaDevices);
+}
+
+export function submitOnEnter(event, form) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
+}
+
+function attach(files) {
+  if (readsFiles()) (acts.editor() ?? own).attach(files, acts.reads());
+  else acts.say("This model reads text only.");
+}
+
+async function startRecording() {
+  $("record").disabled = true; // the browser may ask the user first
+  const recorder = await record().catch(() => null);
+  $("record").disabled = false;
+  if (!recorder) {
+    acts.say("This browser gives no microphone to this page.");
+    return;
+  }
+  const timer = setInterval(() => {
+    const seconds = Math.floor(recorder.seconds());
+    $("status").textContent = `Recording: ${seconds} s`;
+    if (seconds >= LONGEST_S) recording?.();
+  }, 500);
+  recording = async () => {
+    recording = null;
+    clearInterval(timer);
+    $("record").setAttribute("aria-pressed", false);
+    await (acts.editor() ?? own).attachOne(async () => keptSound(await recorder.end(), "recording.wav"));
+  };
+  $("record").setAttribute("aria-pressed", true);
+  acts.say("Recording. The same button ends it.");
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("message").value.trim();
+  if ((text || own.files.length) && acts.send(text, own.files)) {
+    $("message").value = "";
+    own.take();
+  }
+});
+
+$("message").addEventListener("keydown", (event) => submitOnEnter(event, $("form")));
+$("record").addEventListener("click", () => (recording ? recording() : startRecording()));
+$("attach").addEventListener("click", () => $("files").click());
+
+$("files").addEventListener("change", ({ target }) => {
+  attach([...target.files]);
+  target.value = ""; // the same file can be chosen again
+});
+
+document.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return;
+  event.preventDefault();
+  attach(files);
+});
+
+for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
+  document.addEventListener(name, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault(); // the browser would open the file in place of the page
+    document.body.classList.toggle("dropping", readsFiles() && (name === "dragenter" || name === "dragover"));
+    if (name === "drop") attach([...event.dataTransfer.files]);
+  });
 }

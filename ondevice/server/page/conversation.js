@@ -1,0 +1,112 @@
+/* What a conversation is: a tree of messages, of which one path is shown.
+
+A conversation is { id, title, changed, messages, chosen }. A message is { id, parent, role, content }: `parent` is the id of the
+message that it follows, "" for a first one. Messages of one parent are versions of each other, and `chosen` has the id of the
+shown one by the parent's id. A question may have `files`: pictures { id, name, width, height } and sounds { id, name, sound:
+true }. What a reply has besides is in replies.js. */
+
+const TITLE_LENGTH = 48;
+const EXCERPT = 60; // characters that a search shows around its words
+
+export function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export function newConversation() {
+  return { id: newId(), title: "", changed: Date.now(), messages: [], chosen: {} };
+}
+
+/* A conversation from a file or an earlier version of this page, whose messages may be a plain list. */
+export function readConversation(found) {
+  if (!Array.isArray(found?.messages)) return null;
+  let parent = "";
+  const messages = found.messages.filter(({ role, content }) => role && typeof content === "string").map((message) => {
+    const made = { ...message, id: message.id ?? newId(), parent: message.parent ?? parent };
+    parent = made.id;
+    return made;
+  });
+  const { id = newId(), title = "", changed = Date.now(), chosen = {} } = found;
+  return { id, title, changed, messages, chosen };
+}
+
+/* A message and all versions of it, the oldest first. */
+export function versionsOf({ messages }, { parent }) {
+  return messages.filter((each) => each.parent === parent);
+}
+
+/* The shown messages, the first one first. */
+export function shownMessages({ messages, chosen }) {
+  const shown = [];
+  for (let parent = ""; ;) {
+    const versions = messages.filter((each) => each.parent === parent);
+    if (!versions.length) return shown;
+    shown.push(versions.find(({ id }) => id === chosen[parent]) ?? versions.at(-1));
+    parent = shown.at(-1).id;
+  }
+}
+
+/* The messages from the first one to one of an id. */
+export function messagesUpTo({ messages }, id) {
+  const found = [];
+  for (let at = id; at;) {
+    const message = messages.find((each) => each.id === at);
+    found.unshift(message);
+    at = message.parent;
+  }
+  return found;
+}
+
+export function choose({ chosen }, message) {
+  chosen[message.parent] = message.id;
+}
+
+/* Add a message behind the one of the id `parent`, and show it. */
+export function addMessage(conversation, parent, fields) {
+  const message = { id: newId(), parent, ...fields };
+  conversation.messages.push(message);
+  conversation.changed = Date.now();
+  choose(conversation, message);
+  return message;
+}
+
+/* The name that the list shows: the user's, or the first words. */
+export function titleOf(conversation) {
+  const [first] = shownMessages(conversation);
+  const text = conversation.title || first?.content.trim().replace(/\s+/g, " ") || first?.files?.[0].name || "New chat";
+  if (text.length <= TITLE_LENGTH || conversation.title) return text;
+  const cut = text.slice(0, TITLE_LENGTH);
+  return `${cut.slice(0, cut.lastIndexOf(" ") > TITLE_LENGTH / 2 ? cut.lastIndexOf(" ") : TITLE_LENGTH)}…`;
+}
+
+export const isWriting = ({ messages }) => messages.some(({ state }) => state);
+
+/* Where a conversation has all words of a search: a piece of text around the first one, "" if the title has them all; null
+where it does not. */
+export function found(conversation, search) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const title = titleOf(conversation).toLowerCase();
+  if (words.every((word) => title.includes(word))) return "";
+  for (const { content } of conversation.messages) {
+    const text = content.toLowerCase();
+    if (!words.every((word) => title.includes(word) || text.includes(word))) continue;
+    const at = Math.max(0, Math.min(...words.map((word) => text.indexOf(word)).filter((each) => each >= 0)) - EXCERPT / 3);
+    return `${at ? "…" : ""}${content.slice(at, at + EXCERPT).replace(/\s+/g, " ")}…`;
+  }
+  return null;
+}
+
+/* Messages as the `input` of the Responses API. A question whose reply failed before its first word is left out with it.
+`partOf` makes the part of a file. */
+export async function inputOf(messages, partOf) {
+  const said = messages.filter((message, index) => {
+    const reply = message.role === "user" ? messages[index + 1] : message;
+    return !reply || reply.content;
+  });
+  const input = [];
+  for (const { role, content, files = [] } of said) {
+    const parts = await Promise.all(files.map(partOf));
+    if (content && parts.length) parts.push({ type: "input_text", text: content });
+    input.push({ role, content: parts.length ? parts : content });
+  }
+  return input;
+}

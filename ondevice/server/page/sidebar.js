@@ -1,0 +1,120 @@
+/* The list of conversations: search, rename, export, import, delete, and a dot where a reply is being written. */
+
+import { found, isWriting, titleOf } from "./conversation.js";
+import { add, addButton } from "./rendering.js";
+import * as replies from "./replies.js";
+import * as store from "./store.js";
+
+const $ = (id) => document.getElementById(id);
+export const narrow = matchMedia("(max-width: 50rem)");
+
+let openId = "";
+let shape = ""; // what was shown last
+let renaming = ""; // id of the conversation whose name is being edited
+let acts = {}; // { open, say }
+
+/* Let `open` be called with the id of a conversation, "" for a new one, and `say` with sentences. */
+export function setUp(given) {
+  acts = given;
+  showSide(!narrow.matches);
+}
+
+/* Show the list, in which one conversation is open. The focus stays where it is. */
+export function show(id = openId) {
+  openId = id;
+  const search = $("search").value.trim();
+  const all = store.conversations();
+  const listed = all
+    .map((each) => ({ id: each.id, title: titleOf(each), isWriting: isWriting(each), excerpt: search ? found(each, search) : "" }))
+    .filter(({ excerpt }) => excerpt !== null);
+  const newShape = JSON.stringify([listed, openId, renaming, search]);
+  if (newShape === shape) return;
+  shape = newShape;
+  const focused = document.activeElement?.closest("#list li")?.dataset.id;
+  $("list").replaceChildren();
+  for (const each of listed) addItem(each);
+  $("search").hidden = !all.length;
+  $("none-found").hidden = listed.length > 0 || !all.length;
+  if (focused && !renaming) nameOf(focused)?.focus({ preventScroll: true });
+}
+
+const nameOf = (id) => $("list").querySelector(`[data-id="${CSS.escape(id)}"] .name`);
+
+function addItem(each) {
+  const item = add($("list"), "li", each.id === openId ? "open" : "");
+  item.dataset.id = each.id;
+  if (renaming === each.id) {
+    addNameField(item, each);
+    return;
+  }
+  const name = addButton(item, "name", each.title, () => acts.open(each.id));
+  if (each.isWriting) add(name, "span", "dot").append(Object.assign(document.createElement("span"), { className: "unseen", textContent: " (writing)" }));
+  if (each.excerpt) add(name, "span", "excerpt", each.excerpt);
+  if (each.id !== openId) return;
+  name.setAttribute("aria-current", "true");
+  const buttons = add(item, "div", "buttons");
+  addButton(buttons, "", "Rename", () => rename(each.id));
+  addButton(buttons, "", "Export", () => store.exportAs(each.title, each));
+  addButton(buttons, "", "Delete", () => remove(each));
+}
+
+function rename(id) {
+  renaming = id;
+  show();
+}
+
+function addNameField(item, { id, title }) {
+  const field = document.createElement("input");
+  field.value = title;
+  field.setAttribute("aria-label", "Name of the conversation");
+  const end = () => {
+    renaming = "";
+    show();
+    nameOf(id)?.focus();
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      end();
+    }
+    if (event.key !== "Enter") return;
+    store.change(id, (conversation) => (conversation.title = field.value.trim()));
+    end();
+  });
+  item.append(field);
+  field.select();
+}
+
+function remove({ id, title }) {
+  if (!confirm(`Delete “${title}”?`)) return;
+  replies.forget(id);
+  store.remove(id);
+  acts.open("");
+}
+
+export function showSide(is) {
+  document.body.classList.toggle("side", is);
+  $("menu").setAttribute("aria-expanded", is);
+}
+
+async function importFiles(files) {
+  const ids = (await Promise.all(files.map(store.importFile))).filter(Boolean);
+  if (ids.length) acts.open(ids[0]);
+  acts.say(ids.length === files.length ? "Imported." : "A file has no conversation of this page.");
+}
+
+$("search").addEventListener("input", () => show());
+$("search").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !$("search").value) return;
+  event.stopPropagation();
+  $("search").value = "";
+  show();
+});
+$("import").addEventListener("click", () => $("imported").click());
+$("imported").addEventListener("change", ({ target }) => {
+  importFiles([...target.files]);
+  target.value = "";
+});
+$("menu").addEventListener("click", () => showSide(!document.body.classList.contains("side")));
+$("shade").addEventListener("click", () => showSide(false));
+narrow.addEventListener("change", () => showSide(!narrow.matches));
