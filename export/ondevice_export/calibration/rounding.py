@@ -93,7 +93,7 @@ class Grid:
     @classmethod
     def of(cls, form: WeightFormat) -> Grid:
         """The grid of a weight format in blocks of 32."""
-        return cls(np.arange(1 << form.bits, dtype=np.float32) - form.zero, form.affine)
+        return cls(form.levels, form.affine)
 
 
 def feedback(moments: Moments) -> Factors:
