@@ -180,7 +180,7 @@ def _iq4_nl(block: Bytes) -> Blocks:
 
 
 def _iq4_xs(block: Bytes) -> Blocks:
-    """Groups of 32 with scales d * (s - 32): bytes 2 and 3 have the upper two bits of all eight s, 4 to 7 the others."""
+    """Groups of 32 with scales d * (s - 32): bytes 2 and 3 have the upper two bits of all s, 4 to 7 the lower four."""
     shape, groups = block.shape[:2], np.arange(8, dtype=np.uint8)
     upper = np.ascontiguousarray(block[..., 2:4]).view("<u2") >> 2 * groups & 3
     scales = block[..., 4:8].repeat(2, axis=-1) >> 4 * (groups % 2) & 15 | upper << 4
