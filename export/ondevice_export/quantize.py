@@ -33,7 +33,7 @@ _TABLE_TARGETS = np.array([-127.0, 113.0, -120.0, 107.0, -135.0, 120.0], np.floa
 """Candidate levels for the block's largest weight. On normally distributed weights, the squared error is 1.02 of that
 of 60 candidates, and 0.82 of int4's (`tests/export/test_quantize.py`)."""
 
-_NEAREST = np.searchsorted(
+NEAREST = np.searchsorted(
     (INT4_TABLE.levels[1:] + INT4_TABLE.levels[:-1]) / 2, np.arange(-128, 128, 0.5), side="right"
 ).astype(np.uint8)
 """Codes of the levels that are nearest to numbers from -128 on, in steps of a half: all limits between two levels are
@@ -82,7 +82,7 @@ def quantize(weights: npt.NDArray[np.float32], form: WeightFormat) -> Quantized:
         return Quantized(packed, scales, minimums, bool(finite))
     if form == INT4_TABLE:
         levels = INT4_TABLE.levels.astype(np.int32)
-        finite = quantize_table_blocks(blocks, _TABLE_TARGETS, levels, _NEAREST, *to, codes, fixed)
+        finite = quantize_table_blocks(blocks, _TABLE_TARGETS, levels, NEAREST, *to, codes, fixed)
         return Quantized(packed, scales, None, bool(finite))
     run, targets = {INT4: (quantize_int4_blocks, _INT4_TARGETS), INT8: (quantize_int8_blocks, _INT8_TARGETS)}[form]
     return Quantized(packed, scales, None, bool(run(blocks, targets, *to, codes, fixed)))
