@@ -107,7 +107,7 @@ def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, mat
 
 
 def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group: int = 1) -> ir.Value:
-    """Gather entries of a table: ids [T] -> [T, group * width]; an entry is `group` consecutive rows."""
+    """Gather entries of a table: ids [..., T] -> [..., T, group * width]; an entry is `group` consecutive rows."""
     if matrix.as_trained:
         return _trained_rows(builder, matrix, ids)
     entries, width = matrix.rows // group, matrix.width * group
@@ -123,7 +123,8 @@ def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group:
         scales = builder.op("Gather", _scales(builder, matrix, entries, width // BLOCK), ids, axis=0)
         scales = builder.op("Cast", scales, to=ir.DataType.FLOAT) if matrix.half_scales else scales
         weights = builder.op("Mul", builder.reshape(levels, -1, BLOCK), builder.reshape(scales, -1, 1))
-        return builder.reshape(weights, -1, width)
+        shape = builder.op("Concat", builder.op("Shape", ids), builder.integers(width), axis=0)
+        return builder.op("Reshape", weights, shape)
     rows = builder.op(
         "GatherBlockQuantized",
         data,
