@@ -12,14 +12,14 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.engines.simd.kernels.contract import INSTRUCTION_SETS, TILE
+from ondevice.engines.simd.kernels.contract import GROUPS, INSTRUCTION_SETS, PRODUCTS, TILE
 from ondevice.engines.simd.kernels.isa.dot import vectors_of_a_pass
 from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native import library
 from ondevice.native.sets import SETS
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-PRODUCTS = re.compile("[su]dot|smmla|smull|smlal|mla|mul")
+PRODUCT = re.compile("[su]dot|smmla|smull|smlal|mla|mul")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TileCode:
 def tile_code(name: str, form: WeightFormat, rows: int) -> TileCode:
     """Compile for an instruction set of ARM and a format in groups of 32 weights."""
     assembly = _assembly(name, form, rows)
-    loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
+    loops = [body for body in _loops(assembly) if any(PRODUCT.match(line) for line in body)]
     isa = INSTRUCTION_SETS[name]
     passes = TILE // isa.lanes // vectors_of_a_pass(isa, rows)
     if not loops or passes % len(loops):
@@ -55,7 +55,7 @@ def _assembly(name: str, form: WeightFormat, rows: int) -> str:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     with mock.patch.object(library, "choice", return_value=library.LibraryChoice(name, None)):
-        inspect.unwrap(tile_product)(builder, form.bits, int(form.affine), rows, *function.args)
+        inspect.unwrap(tile_product)(builder, PRODUCTS[GROUPS, form], rows, *function.args)
     builder.ret_void()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(
         cpu=SETS[name].cpu, features=SETS[name].features, opt=3

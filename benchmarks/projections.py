@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from ondevice import machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import BLOCK, GROUPS4_AFFINE, IN_GROUPS, TILE, Gated, Project, from_row
+from ondevice.engines.simd.kernels.contract import BLOCK, PRODUCTS, TILE, Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 
@@ -39,13 +40,9 @@ class Shape(NamedTuple):
     product: int
 
     @property
-    def format(self) -> str:
-        return f"int{self.bits}-affine" if self.product == GROUPS4_AFFINE else f"int{self.bits}"
-
-    @property
-    def stored_bits(self) -> float:
-        """Bits per weight with the share of an fp16 scale and minimum."""
-        return self.bits + (self.product in IN_GROUPS) / 2 + (self.product == GROUPS4_AFFINE) / 2
+    def format(self) -> WeightFormat:
+        known = (form for (_, form), product in PRODUCTS.items() if product == self.product)
+        return next(known, WeightFormat(self.bits))
 
 
 def main() -> None:
@@ -76,8 +73,8 @@ def main() -> None:
         count, ms = len(plans[place][shape]), 1e3 * median(seconds)
         weights = shape.inputs * shape.outputs * count
         peak = 2 * weights * rows / limits.peak * 1e3 / ms
-        bandwidth = weights * shape.stored_bits / 8 / limits.bandwidth * 1e3 / ms
-        size = f"{count} x {shape.outputs} x {shape.inputs}, {shape.format}"
+        bandwidth = weights * shape.format.stored_bits(16) / 8 / limits.bandwidth * 1e3 / ms
+        size = f"{count} x {shape.outputs} x {shape.inputs}, {shape.format.name}"
         relative = f"{ms / 1e3 / first[rows, *shape[:2]]:.2f}" if (rows, *shape[:2]) in first else ""
         lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}", relative])
     headings = ["rows", "matrices", "ms", "of dot-product peak", "of bandwidth", "of the first"]

@@ -46,6 +46,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},
     "int4": {"quantize": "int4"},
     "int4, calibrated": {"quantize": "int4", "calibrate": ""},
+    "int4-table": {"quantize": "int4-table"},
+    "int4-table, calibrated": {"quantize": "int4-table", "calibrate": ""},
     "int4-affine": {"quantize": "int4-affine"},
     "int4-affine, calibrated": {"quantize": "int4-affine", "calibrate": ""},
     "5.5 bits": {"bits_per_weight": 5.5},

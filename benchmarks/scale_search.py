@@ -1,10 +1,11 @@
-"""Gain of the exporter's search for int4 scales over using each block's peak, at equal size, and of minimums.
+"""Gain of the exporter's search for int4 scales over using each block's peak, of a table, and of minimums.
 
     python -m benchmarks.scale_search [CHECKPOINT]
 
 Mean squared error relative to the weights' mean square. All matrices are quantised to int4, also those that an export
 would store otherwise. Both alternatives have blocks of 32 and fp16 scales too: `absmax` maps the peak to 7, `Q4_0` to
--8, which has one level more on the peak's side. `affine` has fp16 minimums besides.
+-8, which has one level more on the peak's side. `table` is the format with unevenly spaced levels, whose scales are
+searched for too. `affine` has fp16 minimums besides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE
 from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice_export.checkpoint.models import TargetCheckpoint, open_target
 from ondevice_export.checkpoint.source import locate
@@ -58,10 +59,16 @@ def affine(weights: FloatArray) -> FloatArray:
     return dequantize(quantize(weights, INT4_AFFINE), INT4_AFFINE)
 
 
+def looked_up(weights: FloatArray) -> FloatArray:
+    """[n, 32] with levels that are not evenly spaced, quantised as the exporter does."""
+    return dequantize(quantize(weights, INT4_TABLE), INT4_TABLE)
+
+
 METHODS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "absmax": absmax,
     "Q4_0": q4_0,
     "search": searched,
+    "table": looked_up,
     "affine": affine,
 }
 

@@ -1,6 +1,6 @@
 """A random bundle of the exact shapes of any Gemma 4, with its assistant, as `e2b_shape` writes E2B's.
 
-    python -m benchmarks.shape SIZE DIRECTORY [--quantize int4-affine] [--head-bits 4] [--no-drafter] [--towers]
+    python -m benchmarks.shape SIZE DIRECTORY [--quantize int4-table] [--head-bits 4] [--no-drafter] [--towers]
         [--layers N]
 
 It goes through the exporter, matrix by matrix, so it takes no more memory than an export does. `--towers --layers 2

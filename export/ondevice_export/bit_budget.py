@@ -1,4 +1,4 @@
-"""Chooses int4, affine int4 or int8 for every matrix of a target, so that all together have a given number of bits.
+"""Chooses a format of 4 bits or int8 for every matrix of a target, so that all together have a given number of bits.
 
 Matrices get more bits in the order in which this lowers the loss most per byte. The loss of a matrix is its squared
 error relative to its weights, measured in each format on some of its rows, times the sensitivity of its kind: the KL
@@ -13,13 +13,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, is_plain
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.checkpoint.models import TargetCheckpoint
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 
-FORMATS = (INT4, INT4_AFFINE, INT8)
-"""From the least bits on."""
+FORMATS = (INT4, INT4_TABLE, INT4_AFFINE, INT8)
+"""From the least bits on, which the first two have: a matrix begins with the better one of them."""
+
+NARROW = 2
+"""Number of formats with the least bits."""
 
 SCALE_BITS = 16
 
@@ -68,7 +71,7 @@ def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFor
         name: [SENSITIVITY.get(kinds[name], OTHERS) / members[kinds[name]] * error for error in errors(target, name)]
         for name in shapes
     }
-    levels = dict.fromkeys(shapes, 0)
+    levels = {name: min(range(NARROW), key=each.__getitem__) for name, each in losses.items()}
     room = (bits - bits_of(FORMATS[0])) * sum(counts.values())
     while steps := [
         ((losses[name][level] - losses[name][wider]) / cost, name, wider, cost)

@@ -50,9 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantize",
-        choices=("int4", "int4-affine", "int8", "none", "keep"),
-        help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1; keep stores what a GGUF "
-        "file has (default: keep for a GGUF file, else int4)",
+        choices=("int4", "int4-affine", "int4-table", "int8", "none", "keep"),
+        help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1, int4-table 16 values that "
+        "are not evenly spaced, as IQ4_NL; keep stores what a GGUF file has (default: keep for a GGUF file, else int4)",
     )
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), help="width of the tied token table (default: 8, or as kept)"
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bits-per-weight",
         type=float,
         metavar="B",
-        help="choose int4, affine int4 or int8 for each matrix, 4.5 to 8.5 bits on average: more where it counts most",
+        help="choose a format of 4 bits or int8 for each matrix, 4.5 to 8.5 bits on average: more where it counts most",
     )
     parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")

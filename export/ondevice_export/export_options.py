@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT4_AFFINE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.bit_budget import check_budget
 from ondevice_export.checkpoint.directory import Checkpoint
@@ -14,7 +14,7 @@ from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 KEEP, MIXED = "keep", "mixed"
 """Values of `quantize`: the formats of a GGUF file, and those of `bits_per_weight`, which no user names."""
-WEIGHT_FORMATS = {each.name: each for each in (INT4, INT4_AFFINE, INT8)} | {"none": FLOAT32}
+WEIGHT_FORMATS = {each.name: each for each in IN_GROUPS} | {"none": FLOAT32}
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class ExportOptions:
     Attributes:
         drafter: `auto`, `none`, or the drafter's directory or hub id.
         heads: `auto`, `none` or a directory.
-        quantize: weight format of the target: `int4`, `int4-affine`, `int8`, `none` for float32 graphs, or `keep` for a
-            GGUF file's own; None for `keep` where the target is a GGUF file and `int4` otherwise.
+        quantize: weight format of the target: a name in WEIGHT_FORMATS, of which `none` is for float32 graphs, or
+            `keep` for a GGUF file's own; None for `keep` where the target is a GGUF file and `int4` otherwise.
         head_bits: bits per weight of the tied token table, 4 or 8; None for 8. Ignored where `quantize` is `none`. With
-            4 bits it is affine if the layers are.
+            4 bits it has the format of the layers if they have 4 too.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
         calibrate: round the layers of an int4 format by the second moments of their inputs: of a text, of which this is
@@ -93,7 +93,7 @@ class ExportOptions:
         default = MIXED if self.bits_per_weight is not None else KEEP if gguf else "int4"
         chosen = dataclasses.replace(self, quantize=self.quantize or default)
         if self.calibrate is not None and chosen.target_formats.layers.bits != 4:
-            raise UsageError("--calibrate is for rounding to 4 bits: add --quantize int4 or int4-affine")
+            raise UsageError("--calibrate is for rounding to 4 bits: add --quantize int4, int4-affine or int4-table")
         return chosen
 
     @property
@@ -105,7 +105,7 @@ class ExportOptions:
         layers = WEIGHT_FORMATS[self.quantize or "int4"]
         if not layers.quantised:
             return Formats(layers, layers)
-        return Formats(layers, INT8 if self.head_bits != 4 else INT4_AFFINE if layers.affine else INT4)
+        return Formats(layers, INT8 if self.head_bits != 4 else layers if layers.bits == 4 else INT4)
 
     @property
     def drafter_formats(self) -> Formats:

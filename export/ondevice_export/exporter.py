@@ -60,7 +60,8 @@ def export(
         drafter: `auto`, `none`, or a directory, GGUF file or hub id; see `ExportOptions` for this and the next four
             arguments.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
-        quantize: `int4`, `int4-affine`, `int8`, `none`, or `keep`, the default for GGUF files; `int4` is the others'.
+        quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files; that of
+            others is `int4`.
         head_bits: 4 or 8, the default.
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.

@@ -39,6 +39,7 @@ On x86-64 CPUs without dot-product instructions, ONNX Runtime's product of unsig
 in 16 bits, where 2 * (2 * 90) * 91 still fits. Other pairs, such as 127 and 64, lose more.
 """
 _FORMATS: dict[int, Format] = {2: "int2", 4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
+"""Bits -> name of a format without a table."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class StoredMatrix:
             None if each is None else Scales("float16" if self.half_scales else "float32", each.offset, each.nbytes)
             for each in (self.scales, self.minimums)
         )
+        name: Format = "int4-table" if self.format.table else _FORMATS[self.format.bits]
         return Tensor(
-            shape, _FORMATS[self.format.bits], self.data.offset, self.data.nbytes, self.format.group, scales,
+            shape, name, self.data.offset, self.data.nbytes, self.format.group, scales,
             self.input_step, self.output_step, minimums,
         )  # fmt: skip
 
@@ -119,7 +121,7 @@ class MatrixWriter:
             file: the data file to write to.
             name: the tensor's name, for messages and for the graph.
             shape: rows and width.
-            form: INT4, INT4_AFFINE, INT8 or FLOAT32.
+            form: one of IN_GROUPS, or FLOAT32.
             rows: `rows(start, stop)` returns these rows as float32; called from several threads.
             half_scales: store the scales as fp16 instead of float32.
             factors: round by the moments of the matrix's inputs (`rounding.feedback`); None rounds each weight alone.
@@ -148,7 +150,7 @@ class MatrixWriter:
 
         Args:
             file, name, shape, half_scales: as for `add`.
-            form: INT4, INT4_AFFINE or INT8.
+            form: one of IN_GROUPS.
             blocks: `blocks(start, stop)` returns the codes of these rows, uint8[rows, width] with a code per byte,
                 counted from 0 (see `WeightFormat.zero`), their scales [rows, width / 32] and, in an affine format,
                 minimums, else None, both of a float type. Values that are not exact in fp16 are rounded to it. Called

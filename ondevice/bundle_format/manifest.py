@@ -52,7 +52,7 @@ class Quantization:
     """How the weights were quantised, for display. Engines read the formats from the tensor tables."""
 
     weights: str
-    """int4, int4-affine, int8, none (float32), keep (those of a GGUF file), mixed (one for each matrix), or
+    """int4, int4-affine, int4-table, int8, none (float32), keep (those of a GGUF file), mixed (one for each matrix), or
     AS_TRAINED."""
     block_size: int
     """Number of weights that share a scale; 0 if it differs between matrices."""

@@ -15,7 +15,15 @@ from typing import Literal
 from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
 from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, HeadsKind, Target
-from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, INT4_AFFINE, WeightFormat
+from ondevice.bundle_format.weight_format import (
+    BFLOAT16,
+    BY_ROW,
+    FLOAT32,
+    IN_GROUPS,
+    INT4_AFFINE,
+    INT4_TABLE,
+    WeightFormat,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -47,9 +55,11 @@ scale per row. Rows may have any width, because only ONNX Runtime reads them.
 ALIGNMENT = 64
 """Alignment of tensors in a data file, in bytes: a cache line, and the widest vector register."""
 
-Format = Literal["int2", "int4", "int8", "bfloat16", "float32", "int64"]
+Format = Literal["int2", "int4", "int4-table", "int8", "bfloat16", "float32", "int64"]
 
-_BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64}
+_BITS: dict[Format, int] = {
+    "int2": 2, "int4": 4, "int4-table": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,8 @@ class Tensor:
 
     @property
     def weight_format(self) -> WeightFormat:
-        return WeightFormat(_BITS[self.format], self.block, affine=self.minimums is not None)
+        affine, table = self.minimums is not None, self.format == "int4-table"
+        return WeightFormat(_BITS[self.format], self.block, affine, table)
 
     @property
     def scale_shape(self) -> tuple[int, int]:
@@ -292,8 +303,8 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form in (FLOAT32, BY_ROW[8])
     elif is_table(name):
         blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
-        symmetric = blocks and form.bits in BY_ROW and not form.affine
-        known = form in (FLOAT32, BFLOAT16, INT4_AFFINE) or symmetric
+        even = blocks and form.bits in BY_ROW and not (form.affine or form.table)
+        known = form in (FLOAT32, BFLOAT16, INT4_AFFINE, INT4_TABLE) or even
     else:
         known = form in (FLOAT32, BFLOAT16, *IN_GROUPS, *BY_ROW.values())
     minimums = " with minimums" if form.affine else ""

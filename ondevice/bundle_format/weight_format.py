@@ -11,24 +11,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Weights of the 16 codes of a table format, before the scale: those of GGUF's IQ4_NL. They are denser around 0, where
+most weights are. None is 0: a weight of 0 becomes 1 times the scale.
+
+All matrices have the same table, as in GGUF files, so that it is a constant in the code of kernels and no operand.
+"""
+
 
 @dataclass(frozen=True)
 class WeightFormat:
     """A storage format: codes of 2, 4 or 8 bits with scales, or plain numbers.
 
-    The weight of a code is scale * (code - zero), or scale * code + minimum in an affine format. Codes are packed into
-    bytes with the lowest bits first.
+    The weight of a code is scale * (code - zero), scale * code + minimum in an affine format, or scale * LEVELS[code]
+    in a table format. Codes are packed into bytes with the lowest bits first.
 
     Attributes:
         bits: bits per code; 16 for bfloat16, 32 for float32.
         group: number of neighbouring weights in a row that share a scale; 0 if the whole row shares one, and for plain
             numbers, which have no scales.
         affine: whether each scale has a minimum beside it, the weight of code 0.
+        table: whether codes, of 4 bits, are looked up in LEVELS.
     """
 
     bits: int
     group: int = 0
     affine: bool = False
+    table: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -37,17 +46,22 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """Name of the number format, without the group: "int4", "int4-affine", "bfloat16", "float32"."""
+        """Name of the number format, without the group: "int4", "int4-affine", "int4-table", "bfloat16", "float32"."""
         if self.quantised:
-            return f"int{self.bits}-affine" if self.affine else f"int{self.bits}"
+            return f"int{self.bits}" + ("-affine" if self.affine else "-table" if self.table else "")
         return "bfloat16" if self.bits == 16 else "float32"
 
     @property
     def zero(self) -> int:
         """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes. In an affine
-        format, 0: the minimum is added to scale * code.
+        format, 0: the minimum is added to scale * code. In a table format too, where nothing is taken off codes.
         """
-        return 0 if self.affine else 1 << (self.bits - 1)
+        return 0 if self.affine or self.table else 1 << (self.bits - 1)
+
+    @property
+    def levels(self) -> NDArray[np.float32]:
+        """The weights of all codes of a quantised format before scale and minimum, float32[2**bits], ascending."""
+        return np.array(LEVELS, np.float32) if self.table else np.arange(1 << self.bits, dtype=np.float32) - self.zero
 
     def bytes(self, weights: int) -> int:
         """Size in bytes of that many weights, without scales."""
@@ -75,11 +89,13 @@ class WeightFormat:
 INT4 = WeightFormat(4, 32)
 INT4_AFFINE = WeightFormat(4, 32, affine=True)
 """The format of GGUF's Q4_1 blocks."""
+INT4_TABLE = WeightFormat(4, 32, table=True)
+"""The format of GGUF's IQ4_NL blocks."""
 INT8 = WeightFormat(8, 32)
 BFLOAT16 = WeightFormat(16)
 FLOAT32 = WeightFormat(32)
 
-IN_GROUPS = (INT4, INT4_AFFINE, INT8)
+IN_GROUPS = (INT4, INT4_AFFINE, INT4_TABLE, INT8)
 """The formats of codes with a scale for every 32 weights."""
 
 BY_ROW = {bits: WeightFormat(bits) for bits in (2, 4, 8)}

@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import is_plain
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
@@ -40,7 +40,7 @@ def test_the_budget_is_kept_and_used(target: TargetCheckpoint, bits: float) -> N
 
 
 def test_the_ends_are_one_format(target: TargetCheckpoint) -> None:
-    assert set(choose_formats(target, 4.5).values()) == {INT4}
+    assert set(choose_formats(target, 4.5).values()) == {INT4_TABLE}
     assert set(choose_formats(target, 8.5).values()) == {INT8}
 
 
@@ -51,7 +51,7 @@ def test_what_counts_most_gets_more(target: TargetCheckpoint, monkeypatch: pytes
     share = sum(math.prod(target.shapes[name]) for name in downs)
     total = sum(math.prod(shape) for name, shape in target.shapes.items() if not is_plain(name, shape))
     chosen = choose_formats(target, 4.5 + 4 * share / total + 1e-6)
-    assert {name for name, form in chosen.items() if form != INT4} == downs
+    assert {name for name, form in chosen.items() if form.bits != 4} == downs
     assert {chosen[name] for name in downs} == {INT8}
 
 
@@ -106,4 +106,4 @@ def test_mistakes(tmp_path: Path, options: dict[str, object], complaint: str) ->
 
 
 def test_affine_lies_between() -> None:
-    assert bits_of(INT4) < bits_of(INT4_AFFINE) < bits_of(INT8)
+    assert bits_of(INT4) == bits_of(INT4_TABLE) < bits_of(INT4_AFFINE) < bits_of(INT8)

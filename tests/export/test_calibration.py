@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, WeightFormat
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError, PromptError, UsageError
@@ -25,8 +25,7 @@ from ondevice_export.matrices import MatrixWriter
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 from tests.conftest import REFERENCE
 
-TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-GRIDS = {"int4": Grid.of(INT4), "int4-affine": Grid.of(INT4_AFFINE), "table": Grid(TABLE)}
+GRIDS = {form.name: Grid.of(form) for form in (INT4, INT4_AFFINE, INT4_TABLE)}
 Floats = NDArray[np.float32]
 
 
@@ -56,7 +55,7 @@ def output_error(weights: Floats, rounded: Floats, inputs: Floats) -> float:
     return float(np.square(inputs @ (weights - rounded).T).sum() / np.square(inputs @ weights.T).sum())
 
 
-@pytest.mark.parametrize(("form", "at_most"), [(INT4, 0.4), (INT4_AFFINE, 0.4)])
+@pytest.mark.parametrize(("form", "at_most"), [(INT4, 0.4), (INT4_AFFINE, 0.4), (INT4_TABLE, 0.4)])
 def test_outputs_are_closer_than_with_weights_rounded_alone(form: WeightFormat, at_most: float) -> None:
     """On inputs that the moments were not taken of."""
     inputs, others = np.split(some_inputs(2000, 128), 2)
@@ -265,7 +264,7 @@ def test_an_importance_matrix_of_another_model_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"quantize": "int8", "calibrate": ""}, "add --quantize int4 or int4-affine"),
+        ({"quantize": "int8", "calibrate": ""}, "add --quantize int4, int4-affine or int4-table"),
         ({"quantize": "int4", "calibrate": "missing.txt"}, "cannot read missing.txt"),
         ({"quantize": "int4", "calibrate": "missing.gguf"}, "missing.gguf cannot be opened"),
         ({"quantize": "int4", "calibrate": "OTHER"}, "is no importance matrix"),

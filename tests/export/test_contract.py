@@ -30,7 +30,7 @@ def signature(values: list[onnx.ValueInfoProto]) -> Signature:
     }
 
 
-@pytest.fixture(scope="module", params=["int4", "int4-affine", "int8"])
+@pytest.fixture(scope="module", params=["int4", "int4-affine", "int4-table", "int8"])
 def quantized(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quantized") / "bundle"
     return export(pair.directory / "target", out, quantize=request.param)

@@ -83,7 +83,7 @@ def write_gguf(
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
         if data.ndim > 1 and stored is not Kind.F32 and not name.endswith("router.proj.weight"):
-            writer.add_tensor(own, gguf.quantize(data, stored), raw_dtype=stored)
+            writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
             writer.add_tensor(own, np.ascontiguousarray(data))
     writer.write_header_to_file()
@@ -91,6 +91,42 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _blocks(data: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
+    """The blocks of a matrix, uint8[rows, bytes]."""
+    if kind in (Kind.IQ4_NL, Kind.IQ4_XS):
+        return _in_a_table(data, kind)
+    blocks: NDArray[np.uint8] = gguf.quantize(data, kind)
+    return blocks
+
+
+def _in_a_table(data: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
+    """Blocks IQ4_NL or IQ4_XS, which the gguf package reads but does not write: a group's largest weight has code 0."""
+    groups = data.reshape(len(data), -1, 32)
+    levels = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+    peaks = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
+    scales = (peaks / levels[0]).astype(np.float16).astype(np.float32)
+    head = scales.astype(np.float16)[..., None].view(np.uint8)
+    if kind is Kind.IQ4_XS:
+        scales = scales.reshape(len(data), -1, 8)
+        units = (np.abs(scales).max(-1, keepdims=True) / 31).astype(np.float16)
+        whole = np.clip(np.rint(scales / units.astype(np.float32)) + 32, 0, 63).astype(np.uint16)
+        upper = (whole >> 4 << 2 * np.arange(8, dtype=np.uint16)).sum(-1, keepdims=True, dtype=np.uint16)
+        lower = (whole[..., ::2] & 15 | (whole[..., 1::2] & 15) << 4).astype(np.uint8)
+        head = np.concatenate([units.view(np.uint8), upper.view(np.uint8), lower], axis=-1)
+        scales = (units.astype(np.float32) * (whole.astype(np.float32) - 32)).reshape(len(data), -1)
+    steps = np.divide(groups, scales[..., None], out=np.zeros_like(groups), where=scales[..., None] != 0)
+    codes = np.abs(steps[..., None] - levels).argmin(-1).astype(np.uint8)
+    packed = (codes[..., :16] | codes[..., 16:] << 4).reshape(*head.shape[:2], -1)
+    blocks: NDArray[np.uint8] = np.concatenate([head, packed], axis=-1).reshape(len(data), -1)
+    return blocks
+
+
+def quantised(data: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
+    """The weights that `write_gguf` leaves of a matrix, as the gguf package reads them."""
+    weights: NDArray[np.float32] = gguf.dequantize(_blocks(data, kind), kind)
+    return weights
 
 
 def _own_name(name: str, names: Any) -> str:

@@ -27,7 +27,7 @@ from ondevice_export import export
 from ondevice_export.checkpoint.source import default_name, locate, locate_drafter
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from tests.conftest import ENGINES
-from tests.gguf.files_made import add_vocabulary, gemma4_divisors, random_model, state_of, write_gguf
+from tests.gguf.files_made import add_vocabulary, gemma4_divisors, quantised, random_model, state_of, write_gguf
 from tests.hub.served import serving
 from tests.published import published
 from tests.tiny_drafters import save_drafter as save_family_drafter
@@ -80,7 +80,7 @@ def _stored(bundle: Bundle, name: str) -> tuple[Tensor, np.ndarray]:
     def factors(part: Any) -> np.ndarray:
         return data[part.offset : part.offset + part.bytes].view(part.dtype).reshape(*tensor.scale_shape, 1)
 
-    weights = (codes.astype(np.float32) - form.zero) * factors(tensor.scales)
+    weights = form.levels[codes] * factors(tensor.scales)
     if tensor.minimums is not None:
         weights = weights + factors(tensor.minimums)
     return tensor, weights.reshape(tensor.shape)
@@ -88,7 +88,13 @@ def _stored(bundle: Bundle, name: str) -> tuple[Tensor, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("kind", "form", "affine"),
-    [("Q4_0", "int4", False), ("Q4_1", "int4", True), ("Q5_0", "int8", False), ("Q8_0", "int8", False)],
+    [
+        ("Q4_0", "int4", False),
+        ("Q4_1", "int4", True),
+        ("IQ4_NL", "int4-table", False),
+        ("Q5_0", "int8", False),
+        ("Q8_0", "int8", False),
+    ],
 )
 def test_the_default_keeps_every_weight(
     llama: tuple[Path, Any], tmp_path: Path, kind: str, form: str, affine: bool
@@ -99,15 +105,24 @@ def test_the_default_keeps_every_weight(
     for name in ("layers.1.self_attn.q_proj", "layers.0.mlp.down_proj", "embed_tokens"):
         tensor, weights = _stored(bundle, f"{name}.weight")
         assert (tensor.format, tensor.minimums is not None) == (form, affine)
-        expected = gguf.dequantize(gguf.quantize(state[f"model.{name}.weight"], Kind[kind]), Kind[kind])
-        np.testing.assert_array_equal(weights, expected)
+        np.testing.assert_array_equal(weights, quantised(state[f"model.{name}.weight"], Kind[kind]))
     manifest = bundle.manifest
-    assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", int(form[3:]))
+    assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", int(form[3]))
     source = manifest.sources["target"]
     assert (source.id, source.file) == (path.name, path.name)
     assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert source.types == {"F32": 5, kind: 16}
     assert str(path.parent) not in (bundle.path / "bundle.json").read_text()
+
+
+def test_products_of_scales_are_rounded_to_fp16(llama: tuple[Path, Any], tmp_path: Path) -> None:
+    """Those of IQ4_XS have up to 16 bits; codes are kept."""
+    bundle = Bundle.open(export(_file(llama, Kind.IQ4_XS), tmp_path / "bundle"))
+    for name in ("layers.1.mlp.up_proj", "embed_tokens"):
+        tensor, weights = _stored(bundle, f"{name}.weight")
+        assert tensor.format == "int4-table"
+        expected = quantised(state_of(llama[1])[f"model.{name}.weight"], Kind.IQ4_XS)
+        assert (np.abs(weights - expected) <= np.abs(expected) * 2.0**-11).all()
 
 
 @pytest.mark.parametrize("kind", ["Q5_1", "BF16", "F16", "F32"])
@@ -122,7 +137,7 @@ def test_types_without_a_format_become_int8(llama: tuple[Path, Any], tmp_path: P
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
 def test_both_engines_run_it_with_its_tokenizer(
     llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:
@@ -138,7 +153,7 @@ def test_both_engines_run_it_with_its_tokenizer(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
 def test_a_drafter_scores_with_the_rows_of_the_file(
     llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:

@@ -17,7 +17,10 @@ from ondevice_export.gguf.blocks import TYPES, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile
 from tests.published import published
 
-_HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2]}
+_HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
+}  # fmt: skip
 """Where a block has fp16 numbers."""
 
 
@@ -26,13 +29,13 @@ def _bytes(name: str, rows: int, blocks: int) -> np.ndarray:
     kind = next(kind for kind in TYPES.values() if kind.name == name)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (rows, blocks, kind.bytes), np.uint8)
-    for at in [208] if name == "Q6_K" else _HALVES[name]:
+    for at in _HALVES[name]:
         numbers = rng.standard_normal((rows, blocks, 1)).astype(np.float16)
         data[..., at : at + 2] = numbers.view(np.uint8)
     return data.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", [*_HALVES, "Q6_K"])
+@pytest.mark.parametrize("name", _HALVES)
 def test_quantised_types_are_those_of_the_gguf_package(name: str) -> None:
     kind = next(kind for kind in TYPES.values() if kind.name == name)
     data = _bytes(name, 5, 3)
@@ -40,8 +43,8 @@ def test_quantised_types_are_those_of_the_gguf_package(name: str) -> None:
     np.testing.assert_array_equal(to_float32(data, kind), expected)
     blocks = read_blocks(data, kind)
     assert blocks.codes.shape == (5, 3 * kind.weights // (16 if name == "Q6_K" else 32), blocks.codes.shape[2])
-    assert (blocks.minimums is None) == (name in ("Q4_0", "Q5_0", "Q8_0", "Q6_K"))
-    assert blocks.codes.max() < {"4": 16, "5": 32, "6": 64, "8": 256}[name[1]]
+    assert (blocks.minimums is None) == (name not in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"))
+    assert blocks.codes.max() < {"4": 16, "5": 32, "6": 64, "8": 256}[name.removeprefix("I")[1]]
 
 
 def test_plain_types() -> None:

@@ -22,9 +22,10 @@ from tests.simd.hostile_forwards import write_all
 from tests.tiny_models import QUANTISED
 from tests.trained_models import TRAINED
 
-AFFINE = "affine"
-"""The pair of E2B's kind with minimums in all its quantised matrices and tables."""
-FAMILIES = (*QUANTISED, *TRAINED, AFFINE)
+AFFINE, TABLE = "affine", "table"
+"""The pair of E2B's kind with one of these formats in all quantised matrices and tables of the target: int4 with
+minimums, or looked up in a table."""
+FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,14 +38,15 @@ def every_thread_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
-    """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and one
-    of affine weights.
+    """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
+    those of AFFINE and TABLE.
     """
 
     def export_all(directory: Path) -> None:
-        for family in FAMILIES[:-1]:
+        for family in (*QUANTISED, *TRAINED):
             export(make_pair(family) / "target", directory / family)
-        export(make_pair("e2b") / "target", directory / AFFINE, quantize="int4-affine", head_bits=4)
+        for form in (AFFINE, TABLE):
+            export(make_pair("e2b") / "target", directory / form, quantize=f"int4-{form}", head_bits=4)
 
     directory = once("tiny", export_all)
     return {family: Bundle.open(directory / family) for family in FAMILIES}

@@ -20,7 +20,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.native import shipping
-from tests.simd.conftest import AFFINE
+from tests.simd.conftest import AFFINE, TABLE
 from tests.simd.generations import replies
 from tests.simd.hostile_forwards import each_once, run
 from tests.simd.outputs import digest
@@ -82,8 +82,8 @@ def emulated(shared: Path, cpu: str, module: str, *words: str | Path) -> Any:
 def test_a_forward_has_the_same_bits(
     library_of: Callable[[str], Path], bundles: dict[str, Bundle], cpu: str, name: str
 ) -> None:
-    """Of bundles without experts, with experts, of affine weights, and from a checkpoint that was trained quantised."""
-    compared = [bundles[family] for family in ("e2b", "26b", AFFINE, "half")]
+    """Of bundles without experts, with experts, of affine weights, of a table, and trained quantised."""
+    compared = [bundles[family] for family in ("e2b", "26b", AFFINE, TABLE, "half")]
     expected = {"set": name, "digests": [digest(bundle) for bundle in compared]}
     assert emulated(library_of(name), cpu, "tests.simd.outputs", *(bundle.path for bundle in compared)) == expected
 

@@ -31,7 +31,7 @@ from tests.guards import Guards
 from tests.hostile import KINDS, filled
 from tests.pairwise import pairwise
 from tests.simd import test_attention, test_projection
-from tests.simd.conftest import AFFINE
+from tests.simd.conftest import AFFINE, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run
 from tests.simd.memory import cache_of
 from tests.simd.test_attention import HEAD_DIM
@@ -266,9 +266,9 @@ def test_attention_to_what_is_no_number_is_nan(guards: Guards, kind: str, cache:
 
 # Whole forwards.
 
-FAMILIES = ("e2b", "26b", "half", AFFINE)
-"""With a shortlist and per-layer embeddings, with experts, trained quantised, and affine: every kind of step and of
-product.
+FAMILIES = ("e2b", "26b", "half", AFFINE, TABLE)
+"""With a shortlist and per-layer embeddings, with experts, trained quantised, affine, and looked up: every kind of step
+and of product.
 """
 
 RUNS = [(family, *run) for number, family in enumerate(FAMILIES) for run in each_once(number)]

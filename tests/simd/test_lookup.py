@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.simd.kernels.attention import key_codes, lookup
-from ondevice.engines.simd.kernels.attention.key_codes import SUMS, byte_shuffle
+from ondevice.engines.simd.kernels.attention.key_codes import SUMS
 from ondevice.engines.simd.kernels.contract import SPAN, UNIT
+from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle
 from ondevice.native import library
 from tests.simd import lookup_twins as twins
 from tests.simd.twins import Floats

@@ -27,6 +27,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},
     "int4-affine": {"quantize": "int4-affine"},
     "int4-affine, head of 4 bits": {"quantize": "int4-affine", "head_bits": 4},
+    "int4-table": {"quantize": "int4-table"},
+    "int4-table, head of 4 bits": {"quantize": "int4-table", "head_bits": 4},
 }
 
 

@@ -16,6 +16,7 @@ from ondevice.bundle_format.weight_format import (
     IN_GROUPS,
     INT4,
     INT4_AFFINE,
+    INT4_TABLE,
     INT8,
     WeightFormat,
 )
@@ -156,7 +157,7 @@ def test_rows_of_one_pack_may_have_steps_of_their_own() -> None:
     )
 
 
-@pytest.mark.parametrize("form", [INT4, INT4_AFFINE], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE], ids=lambda form: form.name)
 def test_matrices_with_one_input_lie_one_after_another(form: WeightFormat) -> None:
     rng = np.random.default_rng(1)
     parts = [random_matrix(rng, rows, 64, form) for rows in (64, 32, 32)]
@@ -177,7 +178,7 @@ def test_the_softcap() -> None:
     np.testing.assert_allclose(run(pack_of(layout), packed, x, cap=30.0), 30 * np.tanh(plain / 30), atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [INT4, INT4_AFFINE], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE], ids=lambda form: form.name)
 @pytest.mark.parametrize("with_up", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 11])
 @pytest.mark.parametrize(("function", "twin"), [(GELU, twins.gelu), (SILU, twins.silu)], ids=["gelu", "silu"])

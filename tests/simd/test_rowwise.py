@@ -158,7 +158,7 @@ def test_table_rows(form: WeightFormat, dtype: type[np.floating]) -> None:
     rows = rows.reshape(5, 96)
     half, out = int(dtype == np.float16), np.empty(96, np.float32)
     factors = scales.ctypes.data, minimums.ctypes.data if form.affine else 0, half
-    table = Table(codes.ctypes.data, *factors, form.bits, 32, 96)
+    table = Table(codes.ctypes.data, *factors, form.bits, int(form.table), 32, 96)
     read_row(table, 3, np.float32(2.0), out.ctypes.data)
     np.testing.assert_allclose(out, 2 * rows[3], rtol=1e-6, atol=1e-7)
     x = rng.standard_normal(96).astype(np.float32)

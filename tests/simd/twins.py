@@ -62,9 +62,9 @@ def project(
 
 
 def unpack(packed: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.int64]:
-    """Unpack codes [..., bytes of k codes] to signed weights [..., k]; to unsigned ones of an affine format."""
+    """Unpack codes [..., bytes of k codes] to their levels [..., k], which are unsigned in an affine format."""
     bits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, form.bits)
-    return (bits.astype(np.int64) << np.arange(form.bits)).sum(axis=-1) - form.zero
+    return form.levels.astype(np.int64)[(bits.astype(np.int64) << np.arange(form.bits)).sum(axis=-1)]
 
 
 def to_steps(x: Floats, step: float) -> npt.NDArray[np.int64]:

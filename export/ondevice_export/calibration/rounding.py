@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice_export.quantize import BLOCK
+from ondevice_export.quantize import BLOCK, NEAREST
 
 
 class Factor(NamedTuple):
@@ -87,12 +87,14 @@ class Grid:
             places = np.rint((values - self.levels[0]) / steps[0])
             codes: NDArray[np.uint8] = np.clip(places, 0, len(self.levels) - 1, out=places).astype(np.uint8)
             return codes
-        return np.searchsorted((self.levels[1:] + self.levels[:-1]) / 2, values).astype(np.uint8)
+        places = np.multiply(values, 2)  # those of a table; `np.searchsorted` takes eight times as long
+        places += 256
+        return NEAREST[np.clip(places, 0, 511, out=places).astype(np.uint16)]
 
     @classmethod
     def of(cls, form: WeightFormat) -> Grid:
         """The grid of a weight format in blocks of 32."""
-        return cls(np.arange(1 << form.bits, dtype=np.float32) - form.zero, form.affine)
+        return cls(form.levels, form.affine)
 
 
 def feedback(moments: Moments) -> Factors:

@@ -1,8 +1,8 @@
 """The tensor types of GGUF files: blocks of codes with scales and minimums, and plain numbers.
 
-A block of a quantised type stands for weights scale * (code - zero) or scale * code + minimum. `read_blocks` takes the
-bytes of rows apart into these numbers without rounding, and `to_float32` computes the weights. Every product and sum is
-exact in float32 but for the sum with a minimum, which rounds once, as in llama.cpp.
+A block of a quantised type stands for weights scale * (code - zero), scale * code + minimum or scale * LEVELS[code].
+`read_blocks` takes the bytes of rows apart into these numbers without rounding, and `to_float32` computes the weights.
+Every product and sum is exact in float32 but for the sum with a minimum, which rounds once, as in llama.cpp.
 
 Source: `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c` of llama.cpp. The `gguf` package is the tests' oracle.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.weight_format import INT4_TABLE
 from ondevice.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
@@ -29,17 +30,19 @@ class Blocks:
         codes: uint8[rows, groups, weights of a group].
         scales: float32[rows, groups].
         minimums: float32[rows, groups], or None for a type with a `zero`.
-        zero: the code of a zero weight; 0 for a type with minimums.
+        zero: the code of a zero weight; 0 for a type with minimums or a table.
+        table: whether codes are looked up in `weight_format.LEVELS`.
     """
 
     codes: Bytes
     scales: Float32Array
     minimums: Float32Array | None = None
     zero: int = 0
+    table: bool = False
 
     def weights(self) -> Float32Array:
         """The weights, float32[rows, width]."""
-        weights = self.codes.astype(np.float32)
+        weights = INT4_TABLE.levels[self.codes] if self.table else self.codes.astype(np.float32)
         weights -= np.float32(self.zero)
         weights *= self.scales[..., None]
         if self.minimums is not None:
@@ -172,6 +175,20 @@ def _q6_k(block: Bytes) -> Blocks:
     return Blocks(codes.reshape(shape[0], -1, 16), scales.reshape(shape[0], -1), zero=32)
 
 
+def _iq4_nl(block: Bytes) -> Blocks:
+    return Blocks(_nibbles(block[..., 2:]), _halves(block[..., :2])[..., 0], table=True)
+
+
+def _iq4_xs(block: Bytes) -> Blocks:
+    """Groups of 32 with scales d * (s - 32): bytes 2 and 3 have the upper two bits of all s, 4 to 7 the lower four."""
+    shape, groups = block.shape[:2], np.arange(8, dtype=np.uint8)
+    upper = np.ascontiguousarray(block[..., 2:4]).view("<u2") >> 2 * groups & 3
+    scales = block[..., 4:8].repeat(2, axis=-1) >> 4 * (groups % 2) & 15 | upper << 4
+    scales = _halves(block[..., :2]) * (scales.astype(np.float32) - 32)
+    codes = _nibbles(block[..., 8:].reshape(*shape, 8, 16))
+    return Blocks(codes.reshape(shape[0], -1, 32), scales.reshape(shape[0], -1), table=True)
+
+
 TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -184,11 +201,13 @@ TYPES = {
     12: TensorType("Q4_K", 256, 144, _q4_k),
     13: TensorType("Q5_K", 256, 176, _q5_k),
     14: TensorType("Q6_K", 256, 210, _q6_k),
+    20: TensorType("IQ4_NL", 32, 18, _iq4_nl),
+    23: TensorType("IQ4_XS", 256, 136, _iq4_xs),
 }
 """Types that are read, by their number in a file (`enum ggml_type`)."""
 
 _OTHERS = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip

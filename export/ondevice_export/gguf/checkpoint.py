@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint
 from ondevice_export.gguf.architectures import Metadata, find_architecture
@@ -29,10 +29,13 @@ from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _DIVISORS = "rope_freqs.weight"
 
-_KEPT = {"Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "Q5_0": INT8, "Q8_0": INT8}
-"""Types whose blocks a bundle stores as they are, and their format there. Only Q4_K loses something: the products of
-its scales are rounded from 17 bits to fp16. The others have no format of their own and become int8 (Q6_K has a scale
-for every 16 weights, Q5_1 and Q5_K have minimums)."""
+_KEPT = {
+    "Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "IQ4_NL": INT4_TABLE, "IQ4_XS": INT4_TABLE, "Q5_0": INT8,
+    "Q8_0": INT8,
+}  # fmt: skip
+"""Types whose blocks a bundle stores as they are, and their format there. Only Q4_K and IQ4_XS lose something: the
+products of their scales are rounded from 17 bits to fp16. The others have no format of their own and become int8 (Q6_K
+has a scale for every 16 weights, Q5_1 and Q5_K have minimums)."""
 
 
 class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):

@@ -10,11 +10,18 @@ A weight of an affine format is scale * code + minimum. As scale * (code - 8) + 
 scale, a linear layer is MatMulNBits without zero points, plus a product of the offsets with the sums of the input's
 blocks, which has a 32nd of the multiplications. MatMulNBits accepts float zero points, -minimum / scale, but then it
 multiplies floats, and a single row has other bits than the same row among four (ONNX Runtime 1.32).
+
+Codes of a table format are looked up when the model is loaded: ONNX Runtime folds the nodes that do it into a constant,
+and multiplies levels of 8 bits. So such a matrix takes the memory and the time of an int8 one there. Rows of a table
+are looked up when they are read.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format.weight_format import BFLOAT16
@@ -34,8 +41,13 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         weight = builder.external(matrix.name, matrix.data, ir.DataType.FLOAT, (matrix.rows, matrix.width))
         return builder.op("Gemm", x, weight, transB=1)
     blocks = matrix.width // BLOCK
-    shape = (matrix.rows, blocks, matrix.format.bytes(BLOCK))
-    data = builder.external(f"{matrix.name}.q{matrix.format.bits}", matrix.data, ir.DataType.UINT8, shape)
+    if matrix.format.table:
+        bits, codes = 8, _data(builder, matrix, matrix.format.bytes(matrix.width))
+        levels = _looked_up(builder, codes, (matrix.format.levels + 128).astype(np.uint8))
+        data = builder.reshape(levels, matrix.rows, blocks, BLOCK)
+    else:
+        bits, shape = matrix.format.bits, (matrix.rows, blocks, matrix.format.bytes(BLOCK))
+        data = builder.external(f"{matrix.name}.q{bits}", matrix.data, ir.DataType.UINT8, shape)
     symmetric = builder.op(
         "MatMulNBits",
         x,
@@ -44,7 +56,7 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         domain=CONTRIB,
         K=matrix.width,
         N=matrix.rows,
-        bits=matrix.format.bits,
+        bits=bits,
         block_size=BLOCK,
         accuracy_level=4,  # int8 activations: a row's result then does not depend on the other rows
     )
@@ -95,7 +107,7 @@ def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, mat
 
 
 def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group: int = 1) -> ir.Value:
-    """Gather entries of a table: ids [T] -> [T, group * width]; an entry is `group` consecutive rows."""
+    """Gather entries of a table: ids [..., T] -> [..., T, group * width]; an entry is `group` consecutive rows."""
     if matrix.as_trained:
         return _trained_rows(builder, matrix, ids)
     entries, width = matrix.rows // group, matrix.width * group
@@ -106,6 +118,13 @@ def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group:
     # Head and embedding share one stored table: this is a second initialiser, of another shape, over the same bytes.
     shape = (entries, matrix.format.bytes(width))
     data = builder.external(f"{matrix.name}.q{matrix.format.bits}.rows", matrix.data, ir.DataType.UINT8, shape)
+    if matrix.format.table:
+        levels = _looked_up(builder, builder.op("Gather", data, ids, axis=0), matrix.format.levels)
+        scales = builder.op("Gather", _scales(builder, matrix, entries, width // BLOCK), ids, axis=0)
+        scales = builder.op("Cast", scales, to=ir.DataType.FLOAT) if matrix.half_scales else scales
+        weights = builder.op("Mul", builder.reshape(levels, -1, BLOCK), builder.reshape(scales, -1, 1))
+        shape = builder.op("Concat", builder.op("Shape", ids), builder.integers(width), axis=0)
+        return builder.op("Reshape", weights, shape)
     rows = builder.op(
         "GatherBlockQuantized",
         data,
@@ -130,6 +149,13 @@ def _scales(builder: GraphBuilder, matrix: StoredMatrix, rows: int, blocks: int)
     assert matrix.scales is not None
     dtype = ir.DataType.FLOAT16 if matrix.half_scales else ir.DataType.FLOAT
     return builder.external(f"{matrix.name}.scales", matrix.scales, dtype, (rows, blocks))
+
+
+def _looked_up(builder: GraphBuilder, packed: ir.Value, levels: npt.NDArray[Any]) -> ir.Value:
+    """The levels of codes of 4 bits, [..., 2] for the two codes of each byte, the low nibble first."""
+    low, high = np.tile(levels, 16), np.repeat(levels, 16)
+    pairs = builder.constant(np.ascontiguousarray(np.stack([low, high], axis=-1)))
+    return builder.op("Gather", pairs, builder.op("Cast", packed, to=ir.DataType.INT32), axis=0)
 
 
 def _offsets(builder: GraphBuilder, matrix: StoredMatrix, rows: int, blocks: int) -> ir.Value:

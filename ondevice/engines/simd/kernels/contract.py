@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
-from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT8
+from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT4_TABLE, INT8
 from ondevice.native import library
 from ondevice.native.functions import entry
 
@@ -125,6 +125,8 @@ class Table(NamedTuple):
     """1 if the scales are fp16, 0 if they are float32."""
     bits: int
     """Bits of a code."""
+    looked_up: int
+    """1 if the weight of a code is looked up in `weight_format.LEVELS`, 0 if it is the code less that of zero."""
     group: int
     """Numbers that share a scale; 0 if the codes are plain numbers."""
     width: int
@@ -638,11 +640,12 @@ TILE = 16
 BLOCK = 32
 """Neighbouring weights of a row, or activations; in group formats they share a scale."""
 
-GROUPS4, GROUPS8, GROUPS4_AFFINE, STEPS2, STEPS4, STEPS8, PLAIN = range(7)
+GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE, STEPS2, STEPS4, STEPS8, PLAIN = range(8)
 """Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. Weights
-of GROUPS4_AFFINE have a minimum per block. PLAIN multiplies float32 rows with weights of any width."""
+of GROUPS4_AFFINE have a minimum per block, codes of GROUPS4_TABLE are looked up. PLAIN multiplies float32 rows with
+weights of any width."""
 
-IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE)
+IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE)
 """The kinds whose weights have a scale for every 32."""
 
 PAIRED_BYTES = 56
@@ -672,6 +675,7 @@ PRODUCTS = {
     (GROUPS, INT4): GROUPS4,
     (GROUPS, INT8): GROUPS8,
     (GROUPS, INT4_AFFINE): GROUPS4_AFFINE,
+    (GROUPS, INT4_TABLE): GROUPS4_TABLE,
     (STEPS, BY_ROW[2]): STEPS2,
     (STEPS, BY_ROW[4]): STEPS4,
     (STEPS, BY_ROW[8]): STEPS8,
@@ -855,7 +859,7 @@ class InstructionSet:
 
     @property
     def int8_zero(self) -> int:
-        """The code of a zero 8-bit weight, as the instruction takes it."""
+        """The code of a zero 8-bit weight, and of a zero level of a table, as the instruction takes it."""
         return 0 if self.signed else 128
 
 

@@ -10,8 +10,9 @@ and one layout serves all. Vector j holds these k in its four bytes per row:
 
 A code c stands for the weight c - 2**(b - 1), times a scale. Scales of weights in groups of 32 are fp16[block][16]. If
 the groups have minimums, c stands for c times a scale plus a minimum, and both are fp16[block][2][16]: a cache line per
-block. A matrix with one scale per row has an epilogue for each tile instead: see `tiles.step_product`. Weights of 16
-bits (bfloat16) and 32 bits (float32) are plain numbers [32][16] per block, k by k.
+block. In a table format, c stands for LEVELS[c] (`weight_format`), times a scale. A matrix with one scale per row has
+an epilogue for each tile instead: see `tiles.step_product`. Weights of 16 bits (bfloat16) and 32 bits (float32) are
+plain numbers [32][16] per block, k by k.
 
 In a file, a row's codes lie one after the other, the lowest bits of a byte first: uint8[rows, width * b / 8].
 """
@@ -24,6 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.engines.simd.kernels.contract import BLOCK, LANES, TILE, InstructionSet
 from ondevice.engines.simd.kernels.isa.dot import interleaved
 from ondevice.engines.simd.kernels.isa.jit import emits
@@ -36,6 +38,7 @@ from ondevice.engines.simd.kernels.isa.memory import (
     write_i16,
     write_i32,
 )
+from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle, level_table, look_up, look_up_wide
 from ondevice.engines.simd.kernels.isa.vector import (
     I8,
     I16,
@@ -94,7 +97,10 @@ def split_int2_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: in
 
 
 def _shift_bytes(builder: Any, isa: InstructionSet, vector: Any, bits: int) -> Any:
-    """Bytes shifted right. x86 shifts 16-bit words only, so there a byte's upper bits come from its neighbour."""
+    """Bytes shifted right. x86 shifts 16-bit words only, so there a byte's upper bits come from its neighbour.
+
+    A shift of bytes is not written there, because LLVM turns it into GFNI instructions.
+    """
     if isa.by_lane:
         return builder.lshr(vector, constant(bits, vector.type))
     words = ir.VectorType(I16, vector.type.count // 2)
@@ -157,32 +163,43 @@ def int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> 
         pointer: of the block.
         offset: bytes from the start of a 64-byte vector to the part of these output rows.
     """
-    kind = ir.VectorType(I8, 4 * isa.lanes)
-    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(4)]
-    return [
-        code for pair in packed for code in (builder.and_(pair, constant(15, kind)), _high_nibbles(builder, isa, pair))
-    ]
+    return [code for pairs in _packed(builder, isa, pointer, offset) for code in _nibbles(builder, isa, pairs)]
+
+
+def table_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
+    """As `int4_codes`, but the levels of the codes: signed bytes, or 128 more if the instruction set needs unsigned
+    ones. Products with them are those of 8-bit weights.
+    """
+    return [level for pairs in _packed(builder, isa, pointer, offset) for level in _levels(builder, isa, pairs)]
 
 
 def split_int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
     """As `split_int2_codes`. With 2 ways, for unsigned bytes only, high nibbles stay where they are."""
     if ways == 1:
         return [(code, 0) for code in int4_codes(builder, isa, pointer, offset)]
-    kind = ir.VectorType(I8, 4 * isa.lanes)
-    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(4)]
-    return [(builder.and_(pair, constant(15 << place, kind)), place) for pair in packed for place in (0, 4)]
+    packed = _packed(builder, isa, pointer, offset)
+    return [(builder.and_(pairs, constant(15 << place, pairs.type)), place) for pairs in packed for place in (0, 4)]
 
 
-def _high_nibbles(builder: Any, isa: InstructionSet, pairs: Any) -> Any:
-    """The high nibbles of bytes.
+def _packed(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
+    """The four vectors of a block of 4-bit weights, two codes in a byte. Arguments as in `int4_codes`."""
+    return [read(builder, pointer, ir.VectorType(I8, 4 * isa.lanes), offset + 4 * TILE * j) for j in range(4)]
 
-    x86 shifts 16-bit words only. A shift of bytes is not written here, because LLVM turns it into GFNI instructions.
-    """
-    if isa.by_lane:
-        return builder.lshr(pairs, constant(4, pairs.type))
-    words = ir.VectorType(I16, pairs.type.count // 2)
-    shifted = builder.bitcast(builder.lshr(builder.bitcast(pairs, words), constant(4, words)), pairs.type)
-    return builder.and_(shifted, constant(15, pairs.type))
+
+def _nibbles(builder: Any, isa: InstructionSet, pairs: Any) -> tuple[Any, Any]:
+    """The low and the high nibbles of bytes."""
+    low, high = builder.and_(pairs, constant(15, pairs.type)), _shift_bytes(builder, isa, pairs, 4)
+    return low, high if isa.by_lane else builder.and_(high, constant(15, pairs.type))
+
+
+def _levels(builder: Any, isa: InstructionSet, pairs: Any) -> tuple[Any, Any]:
+    """The levels of the low and of the high nibbles of bytes."""
+    table = level_table(isa, pairs.type.count)
+    if byte_shuffle() == "vpermb":  # the table is there four times, so no mask: as many instructions as `_nibbles`
+        low, high = pairs, _shift_bytes(builder, isa, pairs, 4)
+        return look_up_wide(builder, table, low), look_up_wide(builder, table, high)
+    low, high = _nibbles(builder, isa, pairs)
+    return look_up(builder, table, low), look_up(builder, table, high)
 
 
 @kernel
@@ -233,18 +250,19 @@ def int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> 
     return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
 
 
-def paired_codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[tuple[Any, Any]]:
-    """A block of 4-bit or 8-bit weights for `dot.multiply_pairs`: four pairs of vectors, of output rows 0 and 1, and 2
-    and 3, with eight numbers of each row. These are k = 0-3 and 8-11, 4-7 and 12-15, 16-19 and 24-27, 20-23 and 28-31.
+def paired_codes(
+    builder: Any, isa: InstructionSet, form: WeightFormat, pointer: Any, offset: int
+) -> list[tuple[Any, Any]]:
+    """A block of weights for `dot.multiply_pairs`: four pairs of vectors, of output rows 0 and 1, and 2 and 3, with
+    eight numbers of each row. These are k = 0-3 and 8-11, 4-7 and 12-15, 16-19 and 24-27, 20-23 and 28-31.
     """
-    if bits == 8:
+    if form == INT8:
         codes = int8_codes(builder, isa, pointer, offset)
         return [interleaved(builder, codes[first], codes[first + 2]) for first in (0, 1, 4, 5)]
-    kind, found = ir.VectorType(I8, 4 * isa.lanes), []
+    packed, halves, found = _packed(builder, isa, pointer, offset), _levels if form.table else _nibbles, []
     for j in (0, 2):  # two vectors are interleaved before each becomes two
-        rows = interleaved(builder, *(read(builder, pointer, kind, offset + 4 * TILE * each) for each in (j, j + 1)))
-        low, high = (builder.and_(own, constant(15, kind)) for own in rows)
-        found += [(low, high), (_high_nibbles(builder, isa, rows[0]), _high_nibbles(builder, isa, rows[1]))]
+        rows = [halves(builder, isa, own) for own in interleaved(builder, packed[j], packed[j + 1])]
+        found += list(zip(*rows, strict=True))
     return found
 
 
@@ -273,8 +291,8 @@ def pack_int8_tile(codes: int, rows: int, blocks: int, out: int) -> None:
 
 # All widths
 
-UNPACK = {4: int4_codes, 8: int8_codes}
-"""Bits -> function that unpacks a block into eight vectors of codes."""
+UNPACK = {INT4: int4_codes, INT4_AFFINE: int4_codes, INT4_TABLE: table_codes, INT8: int8_codes}
+"""Format in groups -> function that unpacks a block into eight vectors of codes."""
 
 UNPACK_SPLIT = {2: split_int2_codes, 4: split_int4_codes, 8: split_int8_codes}
 """Bits -> function that unpacks a block into eight vectors, whose codes may stay shifted up within their bytes."""

@@ -20,6 +20,7 @@ from ondevice.engines.simd.kernels.contract import (
     GROUPS,
     GROUPS4,
     GROUPS4_AFFINE,
+    GROUPS4_TABLE,
     GROUPS8,
     MAX_GROUP_ROWS,
     PRODUCTS,
@@ -281,6 +282,8 @@ def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, s
         groups8(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == GROUPS4_AFFINE:
         groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == GROUPS4_TABLE:
+        groups4_table(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS2:
         steps2(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS4:
@@ -304,7 +307,7 @@ def scale_bytes(product: int, blocks: int) -> Any:
     """Bytes of a tile's scales and minimums, or of its epilogue."""
     if product == GROUPS4_AFFINE:
         return 4 * TILE * blocks
-    return 2 * TILE * blocks if product in (GROUPS4, GROUPS8) else EPILOGUE_BYTES
+    return 2 * TILE * blocks if product in (GROUPS4, GROUPS4_TABLE, GROUPS8) else EPILOGUE_BYTES
 
 
 @emits(types.void, LITERAL, *[types.int64] * 7)
@@ -314,7 +317,7 @@ def product_of_rows(
     """The product of a kind for 1..MAX_ROWS rows: a switch over the number at run time."""
     layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
     if layout == GROUPS:  # without the decorator: the functions that emit code
-        emit = partial(inspect.unwrap(tile_product), builder, form.bits, int(form.affine))
+        emit = partial(inspect.unwrap(tile_product), builder, kind)
     else:
         emit = partial(inspect.unwrap(step_product), builder, form.bits)
     cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MAX_GROUP_ROWS + 1)]
@@ -339,7 +342,8 @@ def product_kernel(kind: int) -> Any:
     return multiply
 
 
-groups4, groups8, groups4_affine = (product_kernel(kind) for kind in (GROUPS4, GROUPS8, GROUPS4_AFFINE))
+groups4, groups8 = product_kernel(GROUPS4), product_kernel(GROUPS8)
+groups4_affine, groups4_table = product_kernel(GROUPS4_AFFINE), product_kernel(GROUPS4_TABLE)
 steps2, steps4, steps8 = (product_kernel(kind) for kind in (STEPS2, STEPS4, STEPS8))
 
 

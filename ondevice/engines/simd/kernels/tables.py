@@ -9,6 +9,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.contract import Table
 from ondevice.engines.simd.kernels.formats import int2_weights, int4_weights, int8_weights
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
+from ondevice.engines.simd.kernels.isa.shuffle import load_levels
 from ondevice.engines.simd.kernels.isa.vector import fma, full, load, load_bfloat16, load_int4, store, sum_lanes
 from ondevice.native.functions import kernel
 
@@ -32,7 +33,7 @@ def weights_at(table: Table, index: int) -> Any:
     """Weights index..index + 15 of a table, without scale."""
     codes, bits = table.codes, table.bits
     if bits == 4:
-        return int4_weights(codes, index)
+        return load_levels(codes + index // 2) if table.looked_up else int4_weights(codes, index)
     if bits == 8:
         return int8_weights(codes, index)
     if bits == 2:

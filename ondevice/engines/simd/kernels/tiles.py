@@ -16,6 +16,8 @@ Scales that are powers of two could do with a subtraction in place of the first 
 unit of dot products, that saves 7 % of the time at 8 rows and 1 % at up to 5. But the error of activations was 1.45
 times as large, and the loss (KL) of int8 weights twice.
 
+Codes that are looked up in a table have become levels, bytes like those of 8-bit weights, when they are multiplied.
+
 Weights with minimums are scale * code + minimum. Their zero code is 0, so `start` is the bits of ORIGIN and is not
 stored; its place has `sum` = scale * sum(q) of the block. The minimum takes one more FMA per block, minimum * sum,
 before that with the scale.
@@ -30,6 +32,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.engines.simd.kernels.activations import (
     ACTIVATION_BYTES,
     ORIGIN,
@@ -42,7 +45,7 @@ from ondevice.engines.simd.kernels.activations import (
     SHIFT,
     START,
 )
-from ondevice.engines.simd.kernels.contract import BLOCK, PAIRED_BYTES, TILE, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract import BLOCK, PAIRED_BYTES, PRODUCTS, TILE, InstructionSet, instruction_set
 from ondevice.engines.simd.kernels.formats import UNPACK, UNPACK_SPLIT, most_ways, paired_codes
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,
@@ -82,16 +85,16 @@ than AHEAD, so that the passes read memory evenly; if a pass ran over a whole ti
 and the others not."""
 
 
-@emits(types.void, LITERAL, LITERAL, LITERAL, *[types.int64] * 6)
+@emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
 def tile_product(
-    builder: Any, bits: int, affine: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any,
+    builder: Any, product: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any,
     stride: Any,
 ) -> None:  # fmt: skip
     """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * (scale[r] * (w[n] . q[r])), block after block.
 
     Args:
-        bits: bits of a weight, 4 or 8.
-        affine: 1 if the weights have minimums, else 0, and the first product is left out.
+        product: kind of product, one of `contract.IN_GROUPS`. The minimums, and the first product, are those of
+            GROUPS4_AFFINE alone.
         rows: number of rows of activations, 1..8.
         weights: address of the tile's codes.
         scales: address of the tile's scales, fp16[blocks, 16], or scales and minimums, fp16[blocks, 2, 16].
@@ -102,7 +105,8 @@ def tile_product(
     """
     isa = instruction_set()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
-    tile = kind(isa, bits, bool(affine), rows, weights, scales, activations, out, stride)
+    form = next(form for (_, form), number in PRODUCTS.items() if number == product)
+    tile = kind(isa, form, rows, weights, scales, activations, out, stride)
     vectors, whole = vectors_of_a_pass(isa, rows), TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
@@ -144,8 +148,7 @@ class _Tile:
     """
 
     isa: InstructionSet
-    bits: int
-    affine: bool
+    form: WeightFormat
     rows: int
     weights: Any
     scales: Any
@@ -156,7 +159,7 @@ class _Tile:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block's weights."""
-        return 4 * TILE * self.bits
+        return 4 * TILE * self.form.bits
 
     @property
     def row_bytes(self) -> int:
@@ -171,7 +174,7 @@ class _Tile:
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
         ahead = builder.add(weights, builder.mul(part.number, I64(share)))
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
-        scale_bytes = (4 if self.affine else 2) * TILE
+        scale_bytes = (4 if self.form.affine else 2) * TILE
         scales = builder.add(self.scales, builder.mul(part.first, I64(scale_bytes)))
         scales = builder.add(scales, builder.mul(part.lane, I64(2)))
         record_bytes = self.row_bytes * rows
@@ -214,15 +217,16 @@ class _Tile:
             base: pointer to the block's activations.
             sums: the sums, as a loop carries them.
         """
-        codes, results = UNPACK[self.bits](builder, self.isa, codes_at, offset), []
+        codes, results = UNPACK[self.form](builder, self.isa, codes_at, offset), []
         floats, ints = factors[0].type, ir.VectorType(I32, self.isa.lanes)
+        bits = 8 if self.form.table else self.form.bits
         for row, before in enumerate(sums):
             at, total = self.row_bytes * row, before
             start, scale, shift = three_words(builder, self.isa, base, at + START)
-            if self.affine:
+            if self.form.affine:
                 total = fused(builder, builder.bitcast(start, floats), factors[1], total)
                 start = constant(ORIGIN_BITS, ints)
-            dot = add_dots(builder, self.isa, self.bits, start, codes, groups_of_four(builder, self.isa, base, at))
+            dot = add_dots(builder, self.isa, bits, start, codes, groups_of_four(builder, self.isa, base, at))
             scale, shift = builder.bitcast(scale, floats), builder.bitcast(shift, floats)
             value = fused(builder, builder.bitcast(dot, floats), scale, shift)
             results.append(fused(builder, value, factors[0], total))
@@ -273,19 +277,19 @@ class _PairedTile(_Tile):
     def add_block(
         self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
     ) -> Vectors:
-        weights = paired_codes(builder, self.isa, self.bits, codes_at, offset)
+        weights = paired_codes(builder, self.isa, self.form, codes_at, offset)
         doubled, results = [interleaved(builder, each, each) for each in factors], []
         for row in range(0, self.rows, 2):
             activations, start, scale, shift = self._activations(builder, base, row)
             for place in range(2):
                 result, total = sums[row + place], start
-                if self.affine:
+                if self.form.affine:
                     result = fused(builder, builder.bitcast(start, scale.type), doubled[1][place], result)
                     total = constant(ORIGIN_BITS, start.type)
                 for pair, own in zip(weights, activations, strict=True):
                     total = multiply_pairs(builder, total, pair[place], own)
                 value = builder.bitcast(total, scale.type)
-                if self.affine:  # the same, rounded once too; with `shift` there would be too few registers
+                if self.form.affine:  # the same, rounded once too; with `shift` there would be too few registers
                     value = builder.fmul(builder.fsub(value, constant(float(ORIGIN), value.type)), scale)
                 else:
                     value = fused(builder, value, scale, shift)

@@ -126,7 +126,8 @@ class PlanBuilder:
         form, half, hold = table.format, int(table.scales.dtype == np.float16), self.buffers.hold
         group = form.group or (table.width if form.quantised else 0)
         minimums = 0 if table.minimums is None else hold(table.minimums)
-        return Table(hold(table.codes), hold(table.scales), minimums, half, form.bits, group, table.width)
+        numbers = hold(table.codes), hold(table.scales), minimums
+        return Table(*numbers, half, form.bits, int(form.table), group, table.width)
 
     def embed(self, table: Matrix, factor: float, out: int, stride: int) -> None:
         """out[row] = table[tokens[row]] * factor, float32[rows, table.width], with `stride` bytes from row to row."""
@@ -235,8 +236,8 @@ def input_form(matrix: Matrix) -> int:
     if matrix.format.affine:
         return groups_form(SUMS)
     if matrix.format.group:
-        eight = matrix.format.bits == 8
-        return groups_form(instruction_set().int8_zero if eight else matrix.format.zero)
+        bytes8 = matrix.format.bits == 8 or matrix.format.table
+        return groups_form(instruction_set().int8_zero if bytes8 else matrix.format.zero)
     return steps_form(matrix.input_step) if matrix.format.quantised and matrix.input_step else FLOATS_FORM
 
 

@@ -24,7 +24,7 @@ def main_export(
         output: the bundle's directory. An older bundle there is replaced after the new one is complete.
         drafter: `auto` (`<id>-assistant` on the hub, or `drafter/` next to a directory), `none`, a hub id or directory.
         heads: `auto` (`heads/` next to a directory), `none`, or a directory of heads trained for the model.
-        quantize: weight format: `int4`, `int4-affine`, `int8` or `none`.
+        quantize: weight format: `int4`, `int4-affine`, `int4-table`, `int8` or `none`.
         head_bits: bits per weight of the token table that head and embedding share: 4 or 8.
         revision: branch, tag or commit of the model on the hub.
 

@@ -24,10 +24,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import CENTROIDS, LANES, SPAN, UNIT, instruction_set
+from ondevice.engines.simd.kernels.contract import CENTROIDS, LANES, SPAN, UNIT
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_byte
+from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle, look_up, look_up_wide
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
     I8,
@@ -46,20 +47,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     read,
     splat,
 )
-from ondevice.native import library
 from ondevice.native.functions import kernel
-
-
-def byte_shuffle() -> str:
-    """The widest instruction that looks up bytes in tables of 16 bytes; "" if there is none.
-
-    `vpermb` looks up in 4 tables in one vector, `pshufb-512` and `pshufb-256` in one table for each 128 bits.
-    """
-    if instruction_set().by_lane:
-        return "tbl"
-    shuffles = {"avx512vbmi": "vpermb", "avx512vnni": "pshufb-512", "avxvnni": "pshufb-256", "avx2": "pshufb-256"}
-    return shuffles.get(library.choice().set, "")
-
 
 SHUFFLE = byte_shuffle()
 KEY_BYTES, CODE_BYTES = (4, 1) if SHUFFLE == "vpermb" else (1, 16)
@@ -132,7 +120,7 @@ def _by_dot_products(builder: Any, tables: list[Any], keys: list[Any], tiles: An
                 table = read(builder, _pointer(builder, start, index, CODES * _TABLE), whole, 64 * half, align=1)
                 for vector, place in enumerate(places):
                     at = head * len(keys) + vector
-                    found = call(builder, "llvm.x86.avx512.permvar.qi.512", whole, table, place)
+                    found = look_up_wide(builder, table, place)
                     sums[at] = call(builder, "llvm.x86.avx512.vpdpbusd.512", VI32, sums[at], found, ones)
         return sums
 
@@ -166,7 +154,7 @@ def _by_pairs(builder: Any, tables: list[Any], keys: list[Any], tiles: Any) -> V
                         table = read(builder, at, whole, 64 * half + _WIDTH * part, align=1)
                         for vector, place in enumerate(places):
                             own = 2 * (head * len(keys) + vector)
-                            found = _shuffled(builder, table, place)
+                            found = look_up(builder, table, place)
                             sums[own : own + 2] = _added(builder, found, sums[own], sums[own + 1])
             return sums
 
@@ -203,22 +191,6 @@ def _in_order(builder: Any, a: Any, b: Any) -> Any:
         lane = builder.zext(_lanes(builder, even, order, b), VI32)
         total = lane if total is None else builder.add(total, lane)
     return total
-
-
-def _shuffled(builder: Any, table: Any, places: Any) -> Any:
-    """table[places] within each 16 bytes; places are 0..15."""
-    names = {
-        "pshufb-512": "llvm.x86.avx512.pshuf.b.512",
-        "pshufb-256": "llvm.x86.avx2.pshuf.b",
-        "tbl": "llvm.aarch64.neon.tbl1.v16i8",
-    }
-    if SHUFFLE:
-        return call(builder, names[SHUFFLE], table.type, table, places)
-    found = ir.Constant(table.type, ir.Undefined)
-    for lane in range(_WIDTH):  # byte after byte, for any CPU
-        place = builder.extract_element(places, I32(lane))
-        found = builder.insert_element(found, builder.extract_element(table, place), I32(lane))
-    return found
 
 
 def _lanes(builder: Any, a: Any, lanes: list[int], b: Any = None) -> Any:

@@ -170,15 +170,19 @@ def load_int8(builder: Any, address: Any) -> Any:
     return builder.uitofp(codes, VF32)
 
 
-@emits(floats16, types.int64)
-def load_int4(builder: Any, address: Any) -> Any:
-    """Load 16 codes of 4 bits, the low nibble of a byte first, as float32."""
+def read_int4(builder: Any, address: Any) -> Any:
+    """Load 16 codes of 4 bits, the low nibble of a byte first, as <16 x i8>."""
     pairs = builder.load(pointer_to(builder, address), typ=ir.VectorType(I8, LANES // 2), align=1)
     low = builder.and_(pairs, constant(15, pairs.type))
     high = builder.lshr(pairs, constant(4, pairs.type))
     order = [lane // 2 + (LANES // 2 if lane % 2 else 0) for lane in range(LANES)]
-    codes = builder.shuffle_vector(low, high, ir.Constant(VI32, order))
-    return builder.uitofp(codes, VF32)
+    return builder.shuffle_vector(low, high, ir.Constant(VI32, order))
+
+
+@emits(floats16, types.int64)
+def load_int4(builder: Any, address: Any) -> Any:
+    """Load 16 codes of 4 bits, the low nibble of a byte first, as float32."""
+    return builder.uitofp(read_int4(builder, address), VF32)
 
 
 @emits(types.void, types.int64, floats16)
