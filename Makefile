@@ -76,7 +76,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: $(BUNDLE)/bundle.json
-	$(BIN)/ondevice bench $(BUNDLE)
+	$(BIN)/ondevice bench $(BUNDLE) --drafts
 
 clean:
 	rm -rf $(VENV) bundles build dist .pytest_cache .mypy_cache .ruff_cache

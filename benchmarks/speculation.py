@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 from ondevice.generate.controller import MAX_DRAFT, Controller, FixedLength
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.self_speculative import PartialDrafter
+from ondevice.generate.drafters.simulated import SimulatedDrafter, make_luck
 from ondevice.generate.loop import generate
 from ondevice.generate.loop import run as driven
 from ondevice.generate.request import Limits, SamplingOptions

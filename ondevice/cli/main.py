@@ -126,12 +126,14 @@ COMMANDS = {
         module="ondevice.cli.bundles",
     ),
     "bench": Command(
-        "measure every drafter and draft length",
+        "measure speed with the tests of llama-bench, and drafters on text",
         """
   ondevice bench gemma-4-E2B-it
-  ondevice bench gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --lengths 2,4,auto --plot speed.png
-  ondevice bench gemma-4-E2B-it --scenarios --quick
-  ondevice bench gemma-4-E2B-it --scenarios --engines simd,ort --threads 1,2,4 --csv
+  ondevice bench gemma-4-E2B-it smollm2 -p 512 -n 128 -pg 512,128 -d 0,4096 --threads 1,2,4 -o json
+  ondevice bench gemma-4-E2B-it --drafters none,mtp,auto --accept 0.6
+  ondevice bench gemma-4-E2B-it --mtp-bench
+  ondevice bench gemma-4-E2B-it --drafts --prompts humaneval.jsonl --limit 20 --lengths 2,4,auto --plot speed.png
+  ondevice bench gemma-4-E2B-it --scenarios --quick --engine simd,ort --threads 1,2
 """,
         module="ondevice.cli.bench.command",
     ),

@@ -66,19 +66,24 @@ def add_sequences_argument(group: argparse._ActionsContainer, what: str, default
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, threads: Callable[[str], object] = int, **options: Any
+    parser: argparse.ArgumentParser,
+    threads: Callable[[str], object] = int,
+    engines: Callable[[str], object] | None = None,
+    **options: Any,
 ) -> None:
-    """Declare the bundle, with further options of `add_argument`, and the options of loading it; `threads` parses the
-    value of `--threads`.
+    """Declare the bundle, with further options of `add_argument`, and the options of loading it.
+
+    Args:
+        threads: parses the value of `--threads`.
+        engines: parses the value of `--engine`, for a command that takes several; its default is then None.
     """
     add_bundle_argument(parser, **options)
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--engine",
-        choices=["auto", "simd", "ort"],
-        default="auto",
-        help="inference engine (default: auto, simd if it supports the bundle, otherwise ort)",
-    )
+    text = "inference engine (default: auto, simd if it supports the bundle, otherwise ort)"
+    if engines is None:
+        group.add_argument("--engine", choices=["auto", "simd", "ort"], default="auto", help=text)
+    else:
+        group.add_argument("--engine", type=engines, metavar="LIST", help=f"{text}; several: simd,ort")
     group.add_argument(
         "-t",
         "--threads",

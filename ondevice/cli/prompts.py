@@ -174,7 +174,7 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
 
 def check_counts(args: argparse.Namespace) -> None:
     """Check that no count leaves nothing to do, before a model is loaded; else UsageError."""
-    for name in ("limit", "max_new_tokens", "repeat"):
+    for name in ("limit", "max_new_tokens", "repetitions"):
         count = getattr(args, name, None)
         if count is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")

@@ -1,6 +1,7 @@
-"""`ondevice bench`: decoding speed of every drafter and draft length, compared with plain decoding.
+"""`ondevice bench`: the tests of llama-bench, and drafters on text, compared with plain decoding.
 
-Read `command.py` first: the options and two modes, one set of prompts, or `--scenarios` with the texts of `prompts/`.
-`measure.py` runs them in every variant into one `Row` each, which `tables.py` prints and draws, or `scenario_report.py`
-for scenarios.
+Read `command.py` first: the options, and the tests, which `speed.py` runs and `speed_report.py` prints. Three options
+choose another measurement: `--mtp-bench` nine prompts (`mtp_list.py`), `--drafts` one set of prompts and `--scenarios`
+the texts of `prompts/` (`drafters.py`). `measure.py` runs prompts in every variant into one `Row` each, which
+`tables.py` prints and draws, or `scenario_report.py` for scenarios.
 """

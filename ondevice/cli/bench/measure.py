@@ -5,6 +5,7 @@ In order: scenarios, which are kinds of text with a few prompts each; runs; rows
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ondevice import machine
+from ondevice.cli.options import load_model
 from ondevice.generate.drafters import registry
 from ondevice.generate.stats import Stats
 
@@ -96,6 +98,13 @@ class Run(NamedTuple):
     token_ids: tuple[int, ...]
     first_token_s: float
     stats: Stats
+
+
+def load_variant(args: argparse.Namespace, bundle: str, engine: str | None, threads: int | None) -> Model:
+    """Load a bundle with this engine, by default `auto`, and number of threads."""
+    return load_model(
+        argparse.Namespace(**{**vars(args), "bundle": bundle, "engine": engine or "auto", "threads": threads})
+    )
 
 
 def run_in_turns(

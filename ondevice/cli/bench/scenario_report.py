@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from ondevice.cli.bench.measure import Row
-from ondevice.cli.bench.tables import acceptance_text, table
+from ondevice.cli.bench.tables import WIDTH, acceptance_text, cut_table, table
 from ondevice.generate.drafters import registry
 
 WORTH = 1.03
@@ -19,9 +20,6 @@ WORTH = 1.03
 
 POSITIONS = 4
 """Number of draft positions whose acceptance is shown, at most."""
-
-WIDTH = 100
-"""Largest width of the acceptance table, in characters."""
 
 STYLES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
 """Line styles of matplotlib, by drafter."""
@@ -47,7 +45,7 @@ FIELDS = (
 """Figures of a `Row` that `--json` and `--csv` print."""
 
 
-def report(rows: Sequence[Row], foot: str) -> str:
+def report(rows: Sequence[Row], foot: str, *, wide: bool = False) -> str:
     """The tables, the legend, the lines of `foot` and the verdicts.
 
     `rows` are ordered by scenario and temperature, plain decoding first.
@@ -56,11 +54,11 @@ def report(rows: Sequence[Row], foot: str) -> str:
     names = list(dict.fromkeys(row.drafter for row in first if not row.is_plain))
     parts = [
         "Decoding speed over plain decoding:",
-        _table(first, names, lambda plain, drafted: [f"{drafted[name].speed_up:.2f}" for name in names]),
+        _table(first, names, lambda plain, drafted: [f"{drafted[name].speed_up:.2f}" for name in names], wide=wide),
         "Share of the drafted tokens accepted, by position in the draft (1, 2, ...):",
-        _acceptance_table(first, names),
+        _acceptance_table(first, names, wide=wide),
         "Conditions:",
-        _conditions_table(first, names[-1]),
+        _conditions_table(first, names[-1], wide=wide),
         _legend(rows),
     ]
     if len({row.backend for row in rows}) > 1:
@@ -117,17 +115,19 @@ def _table(
     titles: Sequence[str],
     cells: Callable[[Row, dict[str, Row]], Sequence[str]],
     left: Collection[str] = (),
+    *,
+    wide: bool,
 ) -> str:
     """A table with a line for each of `cases`, whose cells `cells` makes of it, behind scenario and temperature."""
     lines = [[plain.scenario, f"{plain.temperature:g}", *cells(plain, drafted)] for plain, drafted in cases(rows)]
-    return table(["scenario", "T", *titles], lines, left={"scenario", *left})
+    return cut_table(["scenario", "T", *titles], lines, {"scenario", *left}, key=2, wide=wide)
 
 
-def _conditions_table(rows: Sequence[Row], last: str) -> str:
+def _conditions_table(rows: Sequence[Row], last: str, *, wide: bool) -> str:
     """Times of plain decoding, the spread of the speed-ups, and figures of the drafter `last`."""
     return _table(
         rows,
-        ["first ms", "plain ms", "spread", "tokens/round", "k=0", "equal"],
+        ["first ms", "plain ms", "spread", "tok/rd", "k=0", "equal"],
         lambda plain, drafted: [
             f"{plain.first_token_ms:.0f}",
             f"{plain.ms_per_token:.2f}",
@@ -136,23 +136,20 @@ def _conditions_table(rows: Sequence[Row], last: str) -> str:
             f"{drafted[last].idle_rounds:.0%}",
             f"{min(row.equal for row in drafted.values())}/{plain.prompts}",
         ],
+        wide=wide,
     )
 
 
-def _acceptance_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Acceptance by position, of as many positions as fit into `WIDTH`."""
+def _acceptance_table(rows: Sequence[Row], names: Sequence[str], *, wide: bool) -> str:
+    """Acceptance by position, of the first `POSITIONS`."""
     methods = _methods(names)
-
-    def first(shown: int) -> str:
-        return _table(
-            rows,
-            methods,
-            lambda plain, drafted: [acceptance_text(drafted[name].acceptance[:shown]) for name in methods],
-            left=methods,
-        )
-
-    tables = map(first, range(POSITIONS, 1, -1))
-    return next((text for text in tables if max(map(len, text.splitlines())) <= WIDTH), None) or first(1)
+    return _table(
+        rows,
+        methods,
+        lambda plain, drafted: [acceptance_text(drafted[name].acceptance[:POSITIONS]) for name in methods],
+        left=methods,
+        wide=wide,
+    )
 
 
 def _methods(names: Sequence[str]) -> Sequence[str]:
@@ -185,13 +182,14 @@ def _legend(rows: Sequence[Row]) -> str:
     several = len({row.backend for row in rows}) > 1
     last = rows[-1].drafter
     return "\n".join(
-        [
+        textwrap.fill(line, WIDTH)
+        for line in [
             "T: temperature; 0 always takes the most likely token, the other value is the model's default.",
             "first ms: time to the first token. plain ms: time per further token without drafts.",
             f"Speeds are medians of {len(rows[0].speed_ups)} repeats; spread: largest half range of a drafter's "
             "speed-ups.",
             "equal: prompts with the tokens of plain decoding, with every drafter.",
-            f"tokens/round, k=0 ({last}): tokens per forward; share of rounds without a draft.",
+            f"tok/rd, k=0 ({last}): tokens per round; share of rounds without a draft.",
             *([f"engine table: medians over all scenarios; drafts: {last}"] if several else []),
         ]
     )

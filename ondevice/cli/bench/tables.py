@@ -15,6 +15,9 @@ from ondevice.errors import MissingDependencyError, UsageError
 if TYPE_CHECKING:
     from ondevice.bundle_format.manifest import Manifest
 
+WIDTH = 80
+"""Characters of a line of a table, unless a user asks for tables of any width (`--wide`)."""
+
 PACKAGES = ("onnxruntime", "numba", "numpy")
 """Packages whose versions are printed under a table."""
 
@@ -55,11 +58,35 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 """Titles and cells of the table of `report`."""
 
 
-def report(rows: Sequence[Row], foot: str) -> str:
-    """The table that `ondevice bench` prints, and lines about the conditions of the measurement."""
+def report(rows: Sequence[Row], foot: str, *, wide: bool = False) -> str:
+    """The table that `ondevice bench --drafts` prints, and lines about the conditions of the measurement."""
     cells = [[show(row) for _, show in COLUMNS] for row in rows]
     left = {"drafter", "draft", "acceptance by position"}
-    return f"{table([title for title, _ in COLUMNS], cells, left)}\n\n{foot}"
+    return f"{cut_table([title for title, _ in COLUMNS], cells, left, key=2, wide=wide)}\n\n{foot}"
+
+
+def cut_table(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str], *, key: int, wide: bool
+) -> str:
+    """A table, cut into as many as it takes to have none wider than `WIDTH`, each beginning with the first columns.
+
+    Args:
+        left: as for `table`.
+        key: number of these first columns.
+        wide: whether to leave the table whole.
+    """
+    parts = [[*range(len(titles))] if wide else [*range(key)]]
+    for column in range(len(titles) if wide else key, len(titles)):
+        longer = [*parts[-1], column]
+        widths = [max(2, *(len(line[each]) for line in [titles, *cells])) for each in longer]
+        if sum(widths) + 3 * len(longer) + 1 > WIDTH and len(parts[-1]) > key:
+            longer = [*range(key), column]
+            parts.append(longer)
+        parts[-1] = longer
+    return "\n\n".join(
+        table([titles[column] for column in part], [[line[column] for column in part] for line in cells], left)
+        for part in parts
+    )
 
 
 def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:

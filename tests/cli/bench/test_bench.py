@@ -1,4 +1,4 @@
-"""`ondevice bench` on one set of prompts: measuring, the table, the chart."""
+"""`ondevice bench --drafts`, on one set of prompts: measuring, the table, the chart."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ondevice.cli.bench import command, measure, tables
+from ondevice.cli.bench import drafters, measure, tables
 from ondevice.cli.bench.measure import PLAIN, Configuration, Row, Run, Variant, rows_of
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.generate.stats import Round, Stats
@@ -44,7 +44,7 @@ def prompts_file(tmp_path):
 
 
 def test_the_table_and_its_footer(run, bundle, prompts_file):
-    code, out, err = run("bench", bundle, "--prompts", prompts_file, *SMALL)
+    code, out, err = run("bench", bundle, "--drafts", "--prompts", prompts_file, *SMALL, "--wide")
     assert (code, err) == (0, "")
     table, foot = out.split("\n\n")
     header, rule, plain, *drafted = table.splitlines()
@@ -61,7 +61,20 @@ def test_the_table_and_its_footer(run, bundle, prompts_file):
 
 
 def test_json(run, bundle, prompts_file):
-    _, out, _ = run("bench", bundle, "--prompts", prompts_file, *SMALL, "--json", "--temperature", "1", "--seed", "5")
+    _, out, _ = run(
+        "bench",
+        bundle,
+        "--drafts",
+        "--prompts",
+        prompts_file,
+        *SMALL,
+        "-o",
+        "json",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+    )
     data = json.loads(out)
     assert (data["temperature"], data["seed"], data["prompts"]) == (1.0, 5, 3)
     assert [(row["drafter"], row["length"]) for row in data["rows"]] == [
@@ -75,7 +88,7 @@ def test_json(run, bundle, prompts_file):
 
 
 def test_a_drafter_never_remembers_the_answer(run, bundle, prompts_file):
-    _, out, _ = run("bench", bundle, "--prompts", prompts_file, "--lengths", "1,2,4", "--json")
+    _, out, _ = run("bench", bundle, "--drafts", "--prompts", prompts_file, "--lengths", "1,2,4", "-o", "json")
     for row in json.loads(out)["rows"][1:]:
         assert (
             row["acceptance"][0] < 0.3
@@ -89,7 +102,7 @@ def test_unequal_tokens_fail(run, bundle, prompts_file, monkeypatch):
         return real(model, prompt, configuration, {**options, "seed": len(configuration.drafter)})
 
     monkeypatch.setattr(measure, "run_prompt", run_wrong)
-    code, out, _ = run("bench", bundle, "--prompts", prompts_file, *SMALL, "--temperature", "3")
+    code, out, _ = run("bench", bundle, "--drafts", "--prompts", prompts_file, *SMALL, "--temperature", "3")
     assert code == 1
     assert "0/3 |" in out
 
@@ -105,25 +118,25 @@ def test_ctrl_c_reports_the_complete_prompts(run, bundle, prompts_file, monkeypa
         return real(*words)
 
     monkeypatch.setattr(measure, "run_prompt", interrupted)
-    code, out, _ = run("bench", bundle, "--prompts", prompts_file, *SMALL)
+    code, out, _ = run("bench", bundle, "--drafts", "--prompts", prompts_file, *SMALL)
     assert code == 130
     assert out.count("1/1 |") == 3
 
 
 def test_ctrl_c_before_anything_is_done(run, bundle, monkeypatch):
-    monkeypatch.setattr(command, "run_in_turns", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert run("bench", bundle)[:2] == (130, "")
+    monkeypatch.setattr(drafters, "run_in_turns", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run("bench", bundle, "--drafts")[:2] == (130, "")
 
 
 def test_prompts_that_are_too_long_are_skipped(run, bundle, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a" * 500 + "\nab\n", "utf-8")
-    code, out, err = run("bench", bundle, "--prompts", path, *SMALL)
+    code, out, err = run("bench", bundle, "--drafts", "--prompts", path, *SMALL)
     assert code == 0
     assert err == "skipped 1 of 2 prompts: too long\n"
     assert "1 prompts of 3 tokens" in out
     path.write_text("a" * 500, "utf-8")
-    code, _, err = run("bench", bundle, "--prompts", path)
+    code, _, err = run("bench", bundle, "--drafts", "--prompts", path)
     assert code == 2
     assert "no prompt fits into the context of 400 tokens" in err
 
@@ -132,7 +145,7 @@ def test_turns_without_a_template_are_plain_text(run, tmp_path):
     bundle = write_bundle(tmp_path / "plain", template=False)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"turns": ["ab", "cd"]}\n', "utf-8")
-    _, out, _ = run("bench", bundle, "--prompts", path, *SMALL, "--json")
+    _, out, _ = run("bench", bundle, "--drafts", "--prompts", path, *SMALL, "-o", "json")
     assert json.loads(out)["prompt_tokens"] == 3
 
 
@@ -146,7 +159,7 @@ def test_turns_without_a_template_are_plain_text(run, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(run, bundle, words, complaint):
-    code, out, err = run("bench", bundle, *words)
+    code, out, err = run("bench", bundle, "--drafts", *words)
     assert (code, out) == (2, "")
     assert complaint in err
     assert err.count("\n") == 1
@@ -174,7 +187,12 @@ def other_run():
 
 def test_the_whole_table():
     results = [{TOY_PLAIN: plain_run(), TOY_MTP: mtp_run()}, {TOY_MTP: other_run(), TOY_PLAIN: plain_run()}]
-    assert tables.report(rows_of(results), "foot") == f"{TABLE}\n\nfoot"
+    assert tables.report(rows_of(results), "foot", wide=True) == f"{TABLE}\n\nfoot"
+    *cut, foot = tables.report(rows_of(results), "foot").split("\n\n")
+    assert foot == "foot"
+    assert max(len(line) for part in cut for line in part.splitlines()) <= 80
+    titles = [title.strip() for part in cut for title in part.splitlines()[0].split("|")[3:-1]]
+    assert titles == [title for title, _ in tables.COLUMNS[2:]]
 
 
 def test_long_replies_weigh_more():
@@ -195,12 +213,12 @@ def test_a_reply_of_one_token_has_no_decoding_speed():
 
 def test_acceptance_of_long_drafts_is_cut():
     run = run_of([Round(tuple(range(9)), drafted=8, accepted=8, depth=8, seconds=0.1)])
-    [line] = tables.report([Row.of(TOY_MTP, [run], [run])], "").splitlines()[2:3]
+    [line] = tables.report([Row.of(TOY_MTP, [run], [run])], "", wide=True).splitlines()[2:3]
     assert "1.00 1.00 1.00 1.00 1.00 1.00 ... |" in line
 
 
 def test_combinations_of_drafters_and_lengths(run, bundle, prompts_file):
-    words = ["--drafters", "none,ngram,auto", "--lengths", "2,auto", "--max-new-tokens", 4, "--json"]
+    words = ["--drafts", "--drafters", "none,ngram,auto", "--lengths", "2,auto", "--max-new-tokens", 4, "-o", "json"]
     _, out, _ = run("bench", bundle, "--prompts", prompts_file, *words)
     pairs = [(row["drafter"], row["length"]) for row in json.loads(out)["rows"]]
     assert pairs == [("none", "0"), ("ngram", "2"), ("ngram", "auto"), ("auto", "2"), ("auto", "auto")]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulated_drafter import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
 from ondevice.engines.protocol import DraftStep
 from ondevice.generate.controller import FixedLength
 from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.simulated import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
