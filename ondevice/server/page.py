@@ -1,9 +1,9 @@
 """The page at `/`: a chat in a browser, which loads everything from this server and talks to no other.
 
-`page/vendor` has three libraries as npm has them, each with its licence: marked 18.2.1 (`lib/marked.umd.js`), which splits
-Markdown into tokens; Temml 0.13.5 (`dist/temml.min.js`), which makes MathML of TeX; and highlight.js 11.12.0
-(`es/highlight.min.js` of @highlightjs/cdn-assets), which finds the words of code that get a colour. The page loads the
-latter two when a reply has math or code.
+`page/vendor` has three libraries as npm has them, each with its licence: marked 18.2.1 (`lib/marked.umd.js`), which
+splits Markdown into tokens; Temml 0.13.5 (`dist/temml.min.js`), which makes MathML of TeX; and highlight.js 11.12.0
+(`es/highlight.min.js` of @highlightjs/cdn-assets), which finds what gets a colour in code. The page loads the latter
+two when a reply has math or code.
 """
 
 from __future__ import annotations

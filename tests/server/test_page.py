@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import time
+from itertools import chain
 
 import pytest
 from playwright.sync_api import expect
@@ -375,7 +376,7 @@ def test_nothing_jumps_while_a_reply_grows(open_page, scripted, before):
     call = {"type": "response.output_item.done", "item": {"type": "function_call", "name": "look", "arguments": "{}"}}
     figures = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
     pieces = [[each, {"type": "response.round", "round": figures}] for each in [*thoughts, *deltas, call]]
-    first, *others = stream(sum(pieces, [])).strip().split("\n\n")
+    first, *others = stream(list(chain.from_iterable(pieces))).strip().split("\n\n")
     parts = [first, *("\n\n".join(others[at : at + 2]) for at in range(0, len(others), 2))]
     shifts = page.evaluate(STREAM, parts)
     assert sum(value for value, *_ in shifts) < 0.001, shifts

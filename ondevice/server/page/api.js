@@ -66,6 +66,8 @@ export function untilBack() {
   return returning;
 }
 
+export const isGone = () => returning !== null;
+
 function orAborted(promise, signal) {
   if (!signal) return promise;
   return Promise.race([promise, new Promise((_, reject) => {

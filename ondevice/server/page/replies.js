@@ -13,7 +13,7 @@ conversation.js:
   used, model                  tokens of the context, name of the model
   end, failure                 "stopped" or "length", and a sentence where it failed */
 
-import { ask, events, pause, Refusal, tell } from "./api.js";
+import { ask, events, isGone, pause, tell } from "./api.js";
 import { addMessage, inputOf, messagesUpTo, newId } from "./conversation.js";
 import * as store from "./store.js";
 
@@ -206,7 +206,8 @@ function take(run, event) {
     case "response.created":
       Object.assign(message, { response: event.response.id, model: event.response.model });
       save(run);
-      if (!run.isInView) run.connection.abort();
+      if (run.isStopped) cancel(run);
+      else if (!run.isInView) run.connection.abort();
       break;
     case "response.queued":
       run.waits(`Waiting for a free place: ${event.queue_place === 1 ? "this is the next" : `${event.queue_place - 1} before this`}`);
@@ -310,9 +311,13 @@ function save(run) {
 export function stop(id) {
   const run = runs.get(id);
   if (!run) return;
+  if (run.message.response) cancel(run);
+  else if (run.isStopped || run.wait.share !== undefined || isGone()) run.interrupt(); // the server has nothing to cancel
   run.isStopped = true;
-  if (run.message.response) tell(`${run.path}/cancel`, "POST").then((answer) => answer?.ok || run.interrupt());
-  else run.interrupt();
+}
+
+function cancel(run) {
+  tell(`${run.path}/cancel`, "POST").then((answer) => answer?.ok || run.interrupt());
 }
 
 /* Stop the replies of a conversation that is to be deleted. */
