@@ -1,4 +1,4 @@
-"""Replies of the page belong to the server: reloads, tabs, connections and servers that are lost; versions; the list."""
+"""Replies of the page belong to the server: reloads, tabs, servers and connections that are lost; versions, the list."""
 
 import json
 import os
@@ -366,7 +366,7 @@ def test_the_place_in_the_queue_and_the_share_that_was_read(open_page, serve_toy
             wait_until(lambda: served.gauge("requests_processing") == 1)
             if text == "abc":
                 page.click("#new")
-        expect(page.locator(".wait")).to_have_text("Waiting for a free place: this is the next")
+        expect(page.locator(".wait")).to_have_text("Waiting for a free slot: next in the queue")
         page.go_back()
         page.go_back()
         page.click("#stop")

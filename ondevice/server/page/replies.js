@@ -210,7 +210,7 @@ function take(run, event) {
       else if (!run.isInView) run.connection.abort();
       break;
     case "response.queued":
-      run.waits(`Waiting for a free place: ${event.queue_place === 1 ? "this is the next" : `${event.queue_place - 1} before this`}`);
+      run.waits(`Waiting for a free slot: ${event.queue_place === 1 ? "next in the queue" : `${event.queue_place - 1} before this`}`);
       break;
     case "response.prompt_progress": {
       const { processed, total } = event.prompt_progress;
