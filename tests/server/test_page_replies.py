@@ -1,4 +1,4 @@
-"""Replies of the page belong to the server: reloads, tabs, servers and connections that are lost; versions, the list."""
+"""Replies of the page belong to the server: reloads, tabs, lost connections and servers; versions, and the list."""
 
 import json
 import os
