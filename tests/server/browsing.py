@@ -50,6 +50,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.set_default_timeout(PATIENCE_MS)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
         page.goto(served.url)
         if ready:
             expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from ondevice.bundle import Bundle
-from ondevice.server.model_manager import Source
+from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.alone import served_alone
@@ -24,13 +24,15 @@ LOST = "no longer has this reply"
 WORD = re.compile(r"\w")
 
 
-def text_of(page):
-    """The text of the last reply as it is kept in the browser."""
+def text_of(page, question="abc"):
+    """The text of the reply to a question as it is kept in the browser."""
     return page.evaluate(
-        """() => {
-            const [name] = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
-            return JSON.parse(localStorage[name]).messages.at(-1).content;
-        }"""
+        """(question) => {
+            const names = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
+            const all = names.map((name) => JSON.parse(localStorage[name]).messages);
+            return all.find(([first]) => first.content === question).at(-1).content;
+        }""",
+        question,
     )
 
 
@@ -199,13 +201,14 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
     with served_alone(reference_bundle, tmp_path) as served:
         relay.lead_to(served)
         page = open_page(relay)
+        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, max_output_tokens: 200 })")
         relay.limit = 20_000
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)
         relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
-        before = page.locator(".body").inner_text()
+        before = text_of(page, "def f(x):")
     page.click("#new")
     send(page, "class Tree:")
     expect(page.locator(".turn")).to_have_count(2)
@@ -215,12 +218,13 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         wait_for_end(page)
         page.locator("#list .name", has_text="def f").click()
         expect(page.locator(".failure")).to_contain_text(LOST)
-        assert page.locator(".body").inner_text() == before
+        assert text_of(page, "def f(x):") == before
         page.get_by_role("button", name="Continue").click()
         expect(page.locator(".failure")).to_have_count(0)
-        page.wait_for_function("(length) => document.querySelector('.body').innerText.length > length", arg=len(before))
         wait_for_end(page)
-        assert page.locator(".body").inner_text().startswith(before.rstrip())
+        after = text_of(page, "def f(x):")
+        assert after.startswith(before)
+        assert len(after) > len(before)
 
 
 def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
@@ -238,6 +242,37 @@ def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
         expect(page.locator("#message")).to_be_focused()
         relay.lead_to(served)
         expect(page.locator("#status")).to_have_text("")
+
+
+def test_deleting_a_conversation_ends_its_reply(open_page, serve_toy, gate):
+    with serve_toy(context_length=4000) as served:
+        page = open_page(served)
+        page.on("dialog", lambda dialog: dialog.accept())
+        gate.close(behind=20)
+        send(page, "abc")
+        expect(page.locator(".body")).to_have_text(WORD)
+        page.get_by_role("button", name="Delete").click()
+        expect(page.locator(".turn")).to_have_count(0)
+        gate.open()
+        served.wait_until_idle()
+        assert served.gauge("tokens_predicted_total") < 1000
+        assert page.evaluate("Object.keys(localStorage).length") == 0
+
+
+def test_a_reply_that_was_refused_is_asked_for_again(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    page.check("#thinking")
+    scripted.says("<|channel>thought\nLight is scattered.\n<channel|>Blue.<turn|>")
+    lost = json.dumps({"error": {"message": "no room"}})
+    page.route("**/v1/responses", lambda route: route.fulfill(status=503, body=lost), times=1)
+    send(page, "Why?")
+    expect(page.locator(".failure")).to_have_text("no room")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".body")).to_have_text("Blue.")
+    expect(page.locator(".failure")).to_have_count(0)
+    assert bodies[-1]["input"] == [{"role": "user", "content": "Why?"}]
+    expect(page.locator(".reply .versions")).to_have_count(0)
 
 
 def test_stopping_cancels_at_the_server(open_page, serve_toy, gate):
@@ -396,7 +431,7 @@ def serve_two(tmp_path):
                 assert loading.wait(PATIENCE_S)
             return model_over(ToyEngine(100, chunk=16), bundle.path, max_sequences=2)
 
-        return Source(bundle, load)
+        return ServedModel(bundle, load)
 
     @contextmanager
     def start():
@@ -416,6 +451,7 @@ def test_another_model(open_page, serve_two):
         bodies = bodies_of(page)
         loading.set()
         page.get_by_label("Model", exact=True).select_option("second")
+        expect(page.locator("#status")).to_have_text("second answers from now on.")
         expect(page.locator("#model")).to_have_text("second")
         wait_until(lambda: served.get("/v1/models/second").body["status"]["value"] == "unloaded")
         loading.clear()

@@ -158,7 +158,11 @@ function examples({ vision, audio }) {
 }
 
 function send(text, files) {
-  if (isStarting || turns.writing() || !settings.model.name) return false;
+  if (isStarting || turns.writing()) return false;
+  if (!settings.model.name) {
+    say("The model is not ready yet.");
+    return false;
+  }
   answer(text, files, turns.last());
   return true;
 }
@@ -191,10 +195,15 @@ $("new").addEventListener("click", () => go(""));
 addEventListener("hashchange", () => open(addressed()));
 
 $("models").addEventListener("change", async ({ target }) => {
-  store.saveSettings({ model: target.value });
-  showStatus(`Loading ${target.value}`);
-  await settings.choose(target.value);
-  showStatus();
+  say(`Loading ${target.value}`);
+  try {
+    await settings.choose(target.value);
+    store.saveSettings({ model: target.value });
+    say(`${target.value} answers from now on.`);
+  } catch (error) {
+    target.value = settings.model.name;
+    say(error.message);
+  }
   showModel();
 });
 

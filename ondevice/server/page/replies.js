@@ -22,7 +22,7 @@ const POLL_MS = 2000; // between questions about a reply that is not in view
 const LOADING_MS = 1000; // between questions whether a model is being loaded
 const RECONNECT_MS = 300;
 const SHOWN_ROUNDS = 160; // the newest ones are kept
-const LOST = "The server was started again meanwhile and no longer has this reply, so it ends here.";
+const LOST = "The server no longer has this reply: it was started again, or an hour has passed. So the reply ends here.";
 const NOT_SENT = "The tab was closed before the server had this message.";
 const RUNNING = ["queued", "in_progress"];
 
@@ -90,13 +90,14 @@ export function begin(conversationId, parent, model) {
   });
 }
 
-/* Ask for the rest of a reply that was cut. */
+/* Ask for the rest of a reply that was cut; for all of it where it has no text yet. */
 export function goOn(conversationId, { id }) {
   return alone(id, () => {
     const asked = store.change(conversationId, ({ messages }) => {
       const kept = messages.find((each) => each.id === id);
       Object.assign(kept, { state: "writing", attempt: (kept.attempt ?? 0) + 1, sums: { ...kept.sums, isNew: true } });
       for (const name of ["response", "at", "end", "failure"]) delete kept[name];
+      if (!kept.content) for (const name of ["reasoning", "thought", "calls", "rounds", "sums"]) delete kept[name];
       return kept;
     });
     return follow(conversationId, asked);
@@ -157,6 +158,7 @@ async function write(run) {
       else if (error.status === 404 && run.message.response) lose(run);
       else if (!options.signal.aborted) end(run.message, { failure: error.message });
     }
+    if (run.message.state) save(run);
     if (run.message.state && run.isInView) await pause(RECONNECT_MS);
   }
   finish(run);
