@@ -6,6 +6,7 @@ import base64
 import json
 import wave
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from tests.chat_bundle import Script
 from tests.conftest import ROOT
 from tests.media.pictures_made import noise, png, saved
 from tests.media.sounds_made import tone
-from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
+from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, send, wait_for_end
 from tests.server.served import Served, serving
 
 if TYPE_CHECKING:
@@ -366,8 +367,14 @@ def poster() -> bytes:
 
 
 def test_picture_of_the_documentation(
-    open_page: Any, scripted: Scripted, request: pytest.FixtureRequest, tmp_path: Path
+    open_page: Any,
+    scripted: Scripted,
+    chat_model: Model,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(chat_model, "stream", partial(chat_model.stream, **DRAFTS))
     page = open_page(scripted.served)
     page.set_viewport_size({"width": 1000, "height": 720})
     page.set_input_files("#files", [file(poster(), "house.png")])

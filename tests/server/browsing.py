@@ -87,6 +87,10 @@ def is_asked_for(request: Request) -> bool:
     return request.method == "POST" and request.url.endswith("/v1/responses")
 
 
+DRAFTS: Any = {"drafter": "ngram", "num_assistant_tokens": 8, "num_assistant_tokens_schedule": "constant"}
+"""Options of replies in pictures: whether drafts pay depends on what else the machine does."""
+
+
 class Relay:
     """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`.
 

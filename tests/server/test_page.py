@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import time
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -12,7 +13,7 @@ from playwright.sync_api import expect
 from ondevice.server.guard import Rules
 from ondevice.server.page import FILES
 from tests.conftest import ROOT
-from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
+from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, send, wait_for_end
 
 PAGE = ROOT / "ondevice" / "server" / "page"
 
@@ -307,8 +308,9 @@ def answer_about(row, names=("name", "size", "date", "owner", "kind")):
         ("page-narrow", "user", (320, 640), "light"),
     ],
 )
-def test_pictures(open_page, scripted, request, tmp_path, name, row, size, scheme):
+def test_pictures(open_page, scripted, request, monkeypatch, tmp_path, name, row, size, scheme):
     """Nothing is wider than the window; with --pictures, the pictures of the documentation are written."""
+    monkeypatch.setattr(scripted.model, "stream", partial(scripted.model.stream, **DRAFTS))
     page = open_page(scripted.served)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.emulate_media(color_scheme=scheme)

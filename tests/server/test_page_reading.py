@@ -1,11 +1,13 @@
 """How the page reads: math, colours of code, tables, scrolling, keys, screen readers, narrow windows, dark colours."""
 
+from functools import partial
+
 import pytest
 from playwright.sync_api import expect
 
 from ondevice.server.guard import Rules
 from tests.conftest import ROOT
-from tests.server.browsing import send, wait_for_end
+from tests.server.browsing import DRAFTS, send, wait_for_end
 
 ROOTS = r"""The roots of $ax^2 + bx + c = 0$ are
 
@@ -226,8 +228,9 @@ def test_axe_finds_nothing(open_page, scripted, scheme, width):
         ("page-empty-narrow", (320, 640), "dark"),
     ],
 )
-def test_pictures(open_page, scripted, request, tmp_path, name, size, scheme):
+def test_pictures(open_page, scripted, request, monkeypatch, tmp_path, name, size, scheme):
     """Nothing is wider than the window; with --pictures, the first one is written for the documentation."""
+    monkeypatch.setattr(scripted.model, "stream", partial(scripted.model.stream, **DRAFTS))
     page = open_page(scripted.served)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.emulate_media(color_scheme=scheme)
