@@ -54,7 +54,10 @@ def test_math(open_page, scripted):
     answered(page, scripted, ROOTS)
     expect(page.locator(".body math")).to_have_count(3)
     expect(page.locator(".displayed math mfrac msqrt")).to_have_count(1)
-    assert [url.rpartition("/")[2] for url in loaded] == ["temml.js"]
+    page.evaluate("document.fonts.ready")
+    assert page.evaluate("[...document.fonts].map((each) => each.status)") == ["loaded"]
+    assert loaded[0].endswith("/vendor/temml.js")
+    assert {url.rpartition("/")[2] for url in loaded} <= {"temml.js", "noto-sans-math.woff2"}
     page.reload()
     expect(page.locator(".body math")).to_have_count(3)
     answered(
