@@ -227,6 +227,52 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         assert len(after) > len(before)
 
 
+def test_a_server_that_is_back_with_another_model(open_page, serve_toy, scripted, relay):
+    """It answers what was sent while it was gone."""
+    with serve_toy() as served:
+        relay.lead_to(served)
+        page = open_page(relay)
+        expect(page.locator("#model")).to_have_text("toy-model")
+        relay.cut()
+    send(page, "abc")
+    expect(page.locator("#status")).to_have_text(GONE)
+    scripted.says("One.<turn|>")
+    relay.lead_to(scripted.served)
+    expect(page.locator(".body")).to_have_text("One.")
+    expect(page.locator("#model")).to_have_text("reference")
+    expect(page.locator("#context")).to_contain_text("of 8,192 tokens")
+
+
+def test_a_hidden_tab_leaves_its_connection_and_gets_the_reply(open_page, serve_toy, gate):
+    """A browser opens six connections to a server, in all its tabs together."""
+    with serve_toy() as served:
+        page = open_page(served)
+        gate.close(behind=20)
+        send(page, "abc")
+        expect(page.locator(".body")).to_have_text(WORD)
+        with page.expect_event("requestfailed", is_asked_for):
+            hide(page, True)
+        with page.expect_request(re.compile("starting_after")) as joined:
+            hide(page, False)
+        assert joined.value.method == "GET"
+        with page.expect_event("requestfailed", lambda request: "starting_after" in request.url):
+            hide(page, True)
+        gate.open()
+        wait_for_end(page)
+        assert text_of(page) == whole_text(served)
+
+
+def hide(page, is_hidden):
+    """Let the page believe that its tab is in the background, or not."""
+    page.evaluate(
+        """(is) => {
+            Object.defineProperty(document, "hidden", { configurable: true, value: is });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
 def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
     with serve_toy() as served:
         relay.lead_to(served)

@@ -207,10 +207,16 @@ $("models").addEventListener("change", async ({ target }) => {
   showModel();
 });
 
+async function loadModel() {
+  await settings.load().catch((error) => say(error.message));
+  showModel();
+}
+
 async function begin() {
   onTrouble((text) => {
     trouble = text;
     showStatus();
+    if (!text && settings.model.name) loadModel(); // the server may have been started with another one
   });
   composer.setUp({ say, send, reads: () => settings.model.reads, editor: () => turns.editor });
   sidebar.setUp({ open: go, say });
@@ -223,8 +229,7 @@ async function begin() {
     showTitle();
   });
   open(addressed());
-  await settings.load();
-  showModel();
+  await loadModel();
   replies.join();
   store.removeUnusedFiles();
 }

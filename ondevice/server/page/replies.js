@@ -212,7 +212,7 @@ function take(run, event) {
       else if (!run.isInView) run.connection.abort();
       break;
     case "response.queued":
-      run.waits(`Waiting for a free slot: ${event.queue_place === 1 ? "next in the queue" : `${event.queue_place - 1} before this`}`);
+      run.waits(`Waiting for a free slot: ${event.queue_place > 1 ? `${event.queue_place - 1} before this` : "next in the queue"}`);
       break;
     case "response.prompt_progress": {
       const { processed, total } = event.prompt_progress;
@@ -228,7 +228,10 @@ function take(run, event) {
       message.thought ??= message.reasoning && message.sums.thoughtMs / 1e3;
       break;
     case "response.output_item.done":
-      if (event.item.type === "function_call") (message.calls ??= []).push({ name: event.item.name, arguments: event.item.arguments });
+      if (event.item.type === "function_call") {
+        const { name, arguments: given } = event.item;
+        message.calls = [...(message.calls ?? []), { name, arguments: given }];
+      }
       break;
     case "response.round":
       count(message, event.round);

@@ -58,7 +58,9 @@ function figuresOf({ sums, end }) {
   return found;
 }
 
-const seconds = (value) => (value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
+function seconds(value) {
+  return value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+}
 
 export class Reply {
   /* `afterwards` is called when elements have changed. While the reply grows, its figures are in `live`: below the growing

@@ -16,7 +16,7 @@ export function requestFields(message) {
   const kept = store.settings();
   const fields = Object.fromEntries(FIELDS.filter((name) => kept[name] !== undefined).map((name) => [name, kept[name]]));
   if (kept.system) fields.instructions = kept.system;
-  if (message.model) fields.model = message.model;
+  if (model.names.length > 1) fields.model = message.model;
   if (!$("thinking-option").hidden) fields.reasoning = { effort: $("thinking").checked ? "medium" : "none" };
   return fields;
 }
