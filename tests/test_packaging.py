@@ -90,7 +90,9 @@ def test_the_page_of_the_server_is_in_it(archive):
     page = {name for name in archive.namelist() if name.startswith("ondevice/server/page/")}
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ondevice/server/page").rglob("*") if path.is_file()}
     assert page == there
-    assert {f"ondevice/server/page/vendor/{name}.LICENSE" for name in ("highlight", "marked", "temml")} <= page
+    assert {
+        f"ondevice/server/page/vendor/{name}.LICENSE" for name in ("highlight", "marked", "noto-sans-math", "temml")
+    } <= page
 
 
 def test_no_generated_or_stray_files(archive):

@@ -137,8 +137,8 @@ StreamEvent = ServerSentEvent | JsonLine
 class ResponseWriter(ABC):
     """Writes the replies to one request in the form of one API: event by event, or at the end as one object.
 
-    In both cases `opening`, `queued`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
-    iterated over, so that a writer may keep state.
+    In both cases `opening`, `queued`, `prefill`, `step` and `closing` are called in the order of events, and what they
+    return is iterated over, so that a writer may keep state.
 
     media_type : of a stream
     """

@@ -45,6 +45,17 @@ def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(line.startswith("note: ") for line in printed.err.splitlines())  # no bar where there is no terminal
 
 
+def test_the_time_is_that_of_the_whole_command(
+    e2b: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preparation for this machine, which can take longer than the export itself, is in it."""
+    clock = [0.0]
+    monkeypatch.setattr(command.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(command, "_prepare", lambda *arguments: clock.__setitem__(0, 25.0))
+    command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out")))
+    assert " MB in 25.0 s\n" in capsys.readouterr().out
+
+
 def test_the_last_line_is_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import wave
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from tests.chat_bundle import Script
 from tests.conftest import ROOT
 from tests.media.pictures_made import noise, png, saved
 from tests.media.sounds_made import tone
-from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
+from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, send, wait_for_end
 from tests.server.served import Served, serving
 
 if TYPE_CHECKING:
@@ -366,8 +367,14 @@ def poster() -> bytes:
 
 
 def test_picture_of_the_documentation(
-    open_page: Any, scripted: Scripted, request: pytest.FixtureRequest, tmp_path: Path
+    open_page: Any,
+    scripted: Scripted,
+    chat_model: Model,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(chat_model, "stream", partial(chat_model.stream, **DRAFTS))
     page = open_page(scripted.served)
     page.set_viewport_size({"width": 1000, "height": 720})
     page.set_input_files("#files", [file(poster(), "house.png")])
@@ -384,6 +391,37 @@ def test_picture_of_the_documentation(
     page.locator("#message").blur()
     page.screenshot(path=folder / "page-picture.png")
     assert (folder / "page-picture.png").stat().st_size < 150_000
+
+
+def test_an_empty_chat_says_what_the_model_reads(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    expect(page.locator("#reads li")).to_have_text(["text", "images", "sound"])
+    expect(page.locator("#able")).to_contain_text("reads text, images, and sound")
+    expect(page.locator(".example")).to_have_count(4)
+    with page.expect_file_chooser() as chooser:
+        page.locator(".example").first.click()
+    expect(page.locator("#message")).to_have_value("What is in this picture?")
+    chooser.value.set_files([file()])
+    expect(page.locator("#attached li")).to_have_count(1)
+
+
+def test_an_imported_conversation_has_its_files(open_page: Any, scripted: Scripted, tmp_path: Path) -> None:
+    page = open_page(scripted.served)
+    give(page, "paste", file())
+    expect(page.locator("#attached li")).to_have_count(1)
+    send(page, "first")
+    wait_for_end(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "exported.json")
+    other = open_page(scripted.served)
+    bodies = bodies_of(other)
+    other.set_input_files("#imported", tmp_path / "exported.json")
+    assert loaded(other, ".user img") == [[80, 60]]
+    assert count_files(other) == 1
+    other.click("text=Regenerate")
+    expect(other.locator(".reply .versions")).to_contain_text("2 / 2")
+    assert sent(bodies[-1]) == ([PICTURE], ["first"])
 
 
 def limited(page: Page, served: Served, **modalities: bool) -> None:

@@ -50,6 +50,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.set_default_timeout(PATIENCE_MS)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
         page.goto(served.url)
         if ready:
             expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
@@ -84,6 +85,10 @@ def bodies_of(page: Page) -> list[Any]:
 def is_asked_for(request: Request) -> bool:
     """Whether a request is for a reply."""
     return request.method == "POST" and request.url.endswith("/v1/responses")
+
+
+DRAFTS: Any = {"drafter": "ngram", "num_assistant_tokens": 8, "num_assistant_tokens_schedule": "constant"}
+"""Options of replies in pictures: whether drafts pay depends on what else the machine does."""
 
 
 class Relay:

@@ -209,3 +209,43 @@ def test_a_listener_that_waits_is_sent_comments(monkeypatch):
         return await asyncio.wait_for(anext(response.follow(-1)), PATIENCE_S)
 
     assert asyncio.run(listen()) == ": keep-alive\n\n"
+
+
+def test_events_of_the_queue_the_prompt_and_the_rounds(serve_toy, gate):
+    """They are sent to those who ask for them, and join the numbers of the stream."""
+    with serve_toy(max_sequences=1) as served:
+        gate.close()
+        wanted = {"input": "abc" * 20, "return_progress": True, "return_rounds": True}
+        ids = [begin(served, **wanted)["id"] for _ in range(3)]
+        wait_until(lambda: gate.arrived == 1)
+        gate.open()
+        for response_id in ids:
+            finished(served, response_id)
+        streams = [[event for _, event in events(served, f"{RESPONSES}/{each}?stream=true")] for each in ids]
+        queued = [[event for event in each if event["type"] == "response.queued"] for each in streams]
+        assert [[event["queue_place"] for event in each] for each in queued] == [[], [1], [2, 1]]
+        assert {event["response"]["status"] for each in queued for event in each} == {"queued"}
+        for each in streams:
+            assert [event["sequence_number"] for event in each] == list(range(len(each)))
+            progress = [event["prompt_progress"] for event in each if event["type"] == "response.prompt_progress"]
+            assert progress[-1]["processed"] == progress[-1]["total"]
+            rounds = [event["round"] for event in each if event["type"] == "response.round"]
+            assert sum(each["tokens"] for each in rounds) == 20
+            assert set(rounds[0]) == {"tokens", "drafted", "accepted", "source", "time_ms"}
+        plain = begin(served)["id"]
+        finished(served, plain)
+        kinds = {event["type"] for _, event in events(served, f"{RESPONSES}/{plain}?stream=true")}
+        assert {"response.queued", "response.prompt_progress", "response.round"}.isdisjoint(kinds)
+
+
+def test_a_reply_that_leaves_the_queue_moves_the_others_up(serve_toy, gate):
+    with serve_toy(max_sequences=1) as served:
+        gate.close()
+        first, second, third = (begin(served, return_progress=True)["id"] for _ in range(3))
+        wait_until(lambda: gate.arrived == 1)
+        served.ask("DELETE", f"{RESPONSES}/{second}")
+        gate.open()
+        finished(served, third)
+        kinds = [event for _, event in events(served, f"{RESPONSES}/{third}?stream=true")]
+        assert [event["queue_place"] for event in kinds if event["type"] == "response.queued"] == [2, 1]
+        assert finished(served, first)["status"] == "incomplete"

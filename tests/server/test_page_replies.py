@@ -1,4 +1,4 @@
-"""Replies on the page belong to the server: reloads, tabs, lost connections, a server that is killed, versions, the list."""
+"""Replies of the page belong to the server: reloads, tabs, lost connections and servers; versions, and the list."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from ondevice.bundle import Bundle
-from ondevice.server.model_manager import Source
+from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.alone import served_alone
@@ -24,13 +24,15 @@ LOST = "no longer has this reply"
 WORD = re.compile(r"\w")
 
 
-def text_of(page):
-    """The text of the last reply as it is kept in the browser."""
+def text_of(page, question="abc"):
+    """The text of the reply to a question as it is kept in the browser."""
     return page.evaluate(
-        """() => {
-            const [name] = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
-            return JSON.parse(localStorage[name]).messages.at(-1).content;
-        }"""
+        """(question) => {
+            const names = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
+            const all = names.map((name) => JSON.parse(localStorage[name]).messages);
+            return all.find(([first]) => first.content === question).at(-1).content;
+        }""",
+        question,
     )
 
 
@@ -98,8 +100,7 @@ def test_a_question_that_was_not_sent_is_sent_by_another_tab(open_page, serve_to
     with serve_toy() as served:
         page = open_page(served)
         other = second_tab(page, served)
-        held = []
-        page.route("**/v1/responses", lambda route: held.append(route))
+        page.route("**/v1/responses", lambda route: None)  # never answered
         send(page, "abc")
         other.goto(other.url)
         expect(other.locator("#list .name")).to_contain_text("abc")
@@ -200,13 +201,14 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
     with served_alone(reference_bundle, tmp_path) as served:
         relay.lead_to(served)
         page = open_page(relay)
+        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, max_output_tokens: 200 })")
         relay.limit = 20_000
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)
         relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
-        before = page.locator(".body").inner_text()
+        before = text_of(page, "def f(x):")
     page.click("#new")
     send(page, "class Tree:")
     expect(page.locator(".turn")).to_have_count(2)
@@ -216,12 +218,59 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         wait_for_end(page)
         page.locator("#list .name", has_text="def f").click()
         expect(page.locator(".failure")).to_contain_text(LOST)
-        assert page.locator(".body").inner_text() == before
+        assert text_of(page, "def f(x):") == before
         page.get_by_role("button", name="Continue").click()
         expect(page.locator(".failure")).to_have_count(0)
-        page.wait_for_function("(length) => document.querySelector('.body').innerText.length > length", arg=len(before))
         wait_for_end(page)
-        assert page.locator(".body").inner_text().startswith(before.rstrip())
+        after = text_of(page, "def f(x):")
+        assert after.startswith(before)
+        assert len(after) > len(before)
+
+
+def test_a_server_that_is_back_with_another_model(open_page, serve_toy, scripted, relay):
+    """It answers what was sent while it was gone."""
+    with serve_toy() as served:
+        relay.lead_to(served)
+        page = open_page(relay)
+        expect(page.locator("#model")).to_have_text("toy-model")
+        relay.cut()
+    send(page, "abc")
+    expect(page.locator("#status")).to_have_text(GONE)
+    scripted.says("One.<turn|>")
+    relay.lead_to(scripted.served)
+    expect(page.locator(".body")).to_have_text("One.")
+    expect(page.locator("#model")).to_have_text("reference")
+    expect(page.locator("#context")).to_contain_text("of 8,192 tokens")
+
+
+def test_a_hidden_tab_leaves_its_connection_and_gets_the_reply(open_page, serve_toy, gate):
+    """A browser opens six connections to a server, in all its tabs together."""
+    with serve_toy() as served:
+        page = open_page(served)
+        gate.close(behind=20)
+        send(page, "abc")
+        expect(page.locator(".body")).to_have_text(WORD)
+        with page.expect_event("requestfailed", is_asked_for):
+            hide(page, True)
+        with page.expect_request(re.compile("starting_after")) as joined:
+            hide(page, False)
+        assert joined.value.method == "GET"
+        with page.expect_event("requestfailed", lambda request: "starting_after" in request.url):
+            hide(page, True)
+        gate.open()
+        wait_for_end(page)
+        assert text_of(page) == whole_text(served)
+
+
+def hide(page, is_hidden):
+    """Let the page believe that its tab is in the background, or not."""
+    page.evaluate(
+        """(is) => {
+            Object.defineProperty(document, "hidden", { configurable: true, value: is });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
 
 
 def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
@@ -239,6 +288,37 @@ def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
         expect(page.locator("#message")).to_be_focused()
         relay.lead_to(served)
         expect(page.locator("#status")).to_have_text("")
+
+
+def test_deleting_a_conversation_ends_its_reply(open_page, serve_toy, gate):
+    with serve_toy(context_length=4000) as served:
+        page = open_page(served)
+        page.on("dialog", lambda dialog: dialog.accept())
+        gate.close(behind=20)
+        send(page, "abc")
+        expect(page.locator(".body")).to_have_text(WORD)
+        page.get_by_role("button", name="Delete").click()
+        expect(page.locator(".turn")).to_have_count(0)
+        gate.open()
+        served.wait_until_idle()
+        assert served.gauge("tokens_predicted_total") < 1000
+        assert page.evaluate("Object.keys(localStorage).length") == 0
+
+
+def test_a_reply_that_was_refused_is_asked_for_again(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    page.check("#thinking")
+    scripted.says("<|channel>thought\nLight is scattered.\n<channel|>Blue.<turn|>")
+    lost = json.dumps({"error": {"message": "no room"}})
+    page.route("**/v1/responses", lambda route: route.fulfill(status=503, body=lost), times=1)
+    send(page, "Why?")
+    expect(page.locator(".failure")).to_have_text("no room")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".body")).to_have_text("Blue.")
+    expect(page.locator(".failure")).to_have_count(0)
+    assert bodies[-1]["input"] == [{"role": "user", "content": "Why?"}]
+    expect(page.locator(".reply .versions")).to_have_count(0)
 
 
 def test_stopping_cancels_at_the_server(open_page, serve_toy, gate):
@@ -367,7 +447,7 @@ def test_the_place_in_the_queue_and_the_share_that_was_read(open_page, serve_toy
             wait_until(lambda: served.gauge("requests_processing") == 1)
             if text == "abc":
                 page.click("#new")
-        expect(page.locator(".wait")).to_have_text("Waiting for a free place: this is the next")
+        expect(page.locator(".wait")).to_have_text("Waiting for a free slot: next in the queue")
         page.go_back()
         page.go_back()
         page.click("#stop")
@@ -397,7 +477,7 @@ def serve_two(tmp_path):
                 assert loading.wait(PATIENCE_S)
             return model_over(ToyEngine(100, chunk=16), bundle.path, max_sequences=2)
 
-        return Source(bundle, load)
+        return ServedModel(bundle, load)
 
     @contextmanager
     def start():
@@ -417,6 +497,7 @@ def test_another_model(open_page, serve_two):
         bodies = bodies_of(page)
         loading.set()
         page.get_by_label("Model", exact=True).select_option("second")
+        expect(page.locator("#status")).to_have_text("second answers from now on.")
         expect(page.locator("#model")).to_have_text("second")
         wait_until(lambda: served.get("/v1/models/second").body["status"]["value"] == "unloaded")
         loading.clear()

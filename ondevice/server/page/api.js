@@ -11,7 +11,7 @@ let report = () => null;
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /* The server has answered that it will not do this. The message is its sentence for the user. */
-export class Refusal extends Error {
+class Refusal extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -46,7 +46,9 @@ export function tell(path, method) {
 }
 
 async function errorOf(answer) {
-  return answer && ((await answer.json().catch(() => null))?.error ?? { message: `The server answered with status ${answer.status}.` });
+  if (!answer) return null;
+  const { error } = await answer.json().catch(() => ({}));
+  return error ?? { message: `The server answered with status ${answer.status}.` };
 }
 
 /* Wait until the model is loaded and the server answers. */
@@ -65,6 +67,8 @@ export function untilBack() {
   })();
   return returning;
 }
+
+export const isGone = () => returning !== null;
 
 function orAborted(promise, signal) {
   if (!signal) return promise;

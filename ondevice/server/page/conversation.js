@@ -20,8 +20,8 @@ export function newConversation() {
 export function readConversation(found) {
   if (!Array.isArray(found?.messages)) return null;
   let parent = "";
-  const messages = found.messages.filter(({ role, content }) => role && typeof content === "string").map((message) => {
-    const made = { ...message, id: message.id ?? newId(), parent: message.parent ?? parent };
+  const messages = found.messages.filter(({ role, content }) => role && typeof content === "string").map((message, index) => {
+    const made = { ...message, id: message.id ?? `m${index}`, parent: message.parent ?? parent };
     parent = made.id;
     return made;
   });

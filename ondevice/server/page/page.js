@@ -22,6 +22,7 @@ const NO_ROOM = "This browser has no room for more: export or delete conversatio
 
 let openId = newId(); // of the conversation in view, which need not be kept yet
 let isStarting = false; // whether a reply has been asked for that is not in the conversation yet
+let isStopped = false; // whether it is to be stopped then
 let trouble = ""; // why the server does not answer
 
 function say(text) {
@@ -80,9 +81,12 @@ async function start(beginning) {
   isStarting = true;
   say("The model is writing.");
   showStatus();
+  showBusy();
   turns.toEnd();
   await beginning;
   isStarting = false;
+  if (isStopped) stop();
+  isStopped = false;
   showBusy();
 }
 
@@ -115,6 +119,7 @@ function showTitle() {
 
 function stop() {
   const message = turns.writing();
+  isStopped = isStarting;
   if (message) replies.stop(message.id);
 }
 
@@ -124,9 +129,8 @@ function showModel() {
   const { name, reads, can } = settings.model;
   composer.showButtons();
   const kinds = ["text", reads.vision && "images", reads.audio && "sound"].filter(Boolean);
-  const list = new Intl.ListFormat("en").format(kinds);
-  const more = [can.includes("thinking") && "can think before it answers", can.includes("tools") && "can call tools of programs"];
-  $("able").textContent = `${name} ${new Intl.ListFormat("en").format([`reads ${list}`, ...more.filter(Boolean)])}.`;
+  const thinks = can.includes("thinking") ? ", and can think before it answers" : "";
+  $("able").textContent = `${name} reads ${new Intl.ListFormat("en").format(kinds)}${thinks}.`;
   $("private").textContent = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname)
     ? "Nothing leaves this machine." : `Nothing goes to anybody but ${location.hostname}.`;
   $("examples").replaceChildren();
@@ -154,7 +158,11 @@ function examples({ vision, audio }) {
 }
 
 function send(text, files) {
-  if (isStarting || turns.writing() || !settings.model.name) return false;
+  if (isStarting || turns.writing()) return false;
+  if (!settings.model.name) {
+    say("The model is not ready yet.");
+    return false;
+  }
   answer(text, files, turns.last());
   return true;
 }
@@ -187,17 +195,28 @@ $("new").addEventListener("click", () => go(""));
 addEventListener("hashchange", () => open(addressed()));
 
 $("models").addEventListener("change", async ({ target }) => {
-  store.saveSettings({ model: target.value });
-  showStatus(`Loading ${target.value}`);
-  await settings.choose(target.value);
-  showStatus();
+  say(`Loading ${target.value}`);
+  try {
+    await settings.choose(target.value);
+    store.saveSettings({ model: target.value });
+    say(`${target.value} answers from now on.`);
+  } catch (error) {
+    target.value = settings.model.name;
+    say(error.message);
+  }
   showModel();
 });
+
+async function loadModel() {
+  await settings.load().catch((error) => say(error.message));
+  showModel();
+}
 
 async function begin() {
   onTrouble((text) => {
     trouble = text;
     showStatus();
+    if (!text && settings.model.name) loadModel(); // the server may have been started with another one
   });
   composer.setUp({ say, send, reads: () => settings.model.reads, editor: () => turns.editor });
   sidebar.setUp({ open: go, say });
@@ -210,8 +229,7 @@ async function begin() {
     showTitle();
   });
   open(addressed());
-  await settings.load();
-  showModel();
+  await loadModel();
   replies.join();
   store.removeUnusedFiles();
 }

@@ -17,8 +17,18 @@ const libraries = {
 };
 
 marked.use({ gfm: true, breaks: true, extensions: [
-  { name: "displayedMath", level: "block", start: (text) => text.match(/^(\$\$|\\\[)/m)?.index, tokenizer: (text) => math(text, DISPLAYED, "displayedMath") },
-  { name: "math", level: "inline", start: (text) => text.match(/\$|\\[([]/)?.index, tokenizer: (text) => math(text, DISPLAYED, "displayedMath") ?? math(text, INLINE, "math") },
+  {
+    name: "displayedMath",
+    level: "block",
+    start: (text) => text.match(/^(\$\$|\\\[)/m)?.index,
+    tokenizer: (text) => math(text, DISPLAYED, "displayedMath"),
+  },
+  {
+    name: "math",
+    level: "inline",
+    start: (text) => text.match(/\$|\\[([]/)?.index,
+    tokenizer: (text) => math(text, DISPLAYED, "displayedMath") ?? math(text, INLINE, "math"),
+  },
 ] });
 
 function math(text, pattern, type) {
@@ -97,7 +107,7 @@ const MAKERS = {
   hr: (parent) => add(parent, "hr", ""),
   br: (parent) => add(parent, "br", ""),
   codespan: (parent, { text }) => add(parent, "code", "", text),
-  checkbox: (parent, { checked }) => Object.assign(add(parent, "span", "task", checked ? "☑" : "☐"), { role: "img", ariaLabel: checked ? "done" : "to do" }),
+  checkbox: makeBox,
   list: makeList,
   table: makeTable,
   code: makeCode,
@@ -115,6 +125,11 @@ function makeText(parent, { tokens, type, text, block }) {
 /* The character of an entity. What is parsed is nothing but that. */
 function character(entity) {
   return new DOMParser().parseFromString(entity, "text/html").body.textContent;
+}
+
+function makeBox(parent, { checked }) {
+  const box = add(parent, "span", "task", checked ? "☑" : "☐");
+  Object.assign(box, { role: "img", ariaLabel: checked ? "done" : "to do" });
 }
 
 function makeList(parent, { ordered, start, items }) {
@@ -148,7 +163,8 @@ function makeCode(parent, { text, lang }) {
   use(libraries.colours, (highlighter) => {
     if (!highlighter.getLanguage(language)) return;
     const coloured = highlighter.highlight(code.textContent, { language, ignoreIllegals: true }).value;
-    code.replaceChildren(...spansOf(new DOMParser().parseFromString(`<body><pre>\n${coloured}</pre>`, "text/html").body.firstChild));
+    const parsed = new DOMParser().parseFromString(`<pre>\n${coloured}</pre>`, "text/html");
+    code.replaceChildren(...spansOf(parsed.body.firstChild));
   });
 }
 
@@ -174,7 +190,10 @@ function makeMath(place, text, displayMode) {
   use(libraries.math, (temml) => {
     const made = document.createElement("span");
     temml.render(text, made, { displayMode, throwOnError: false, trust: false, maxExpand: 200 });
-    for (const named of made.querySelectorAll("[id], [href]")) ["id", "href"].forEach((name) => named.removeAttribute(name)); // of \label and \ref
+    for (const named of made.querySelectorAll("[id], [href]")) { // of \label and \ref
+      named.removeAttribute("id");
+      named.removeAttribute("href");
+    }
     if (!made.querySelector(".temml-error")) place.replaceWith(...made.childNodes);
   });
 }

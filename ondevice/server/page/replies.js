@@ -13,7 +13,7 @@ conversation.js:
   used, model                  tokens of the context, name of the model
   end, failure                 "stopped" or "length", and a sentence where it failed */
 
-import { ask, events, pause, Refusal, tell } from "./api.js";
+import { ask, events, isGone, pause, tell } from "./api.js";
 import { addMessage, inputOf, messagesUpTo, newId } from "./conversation.js";
 import * as store from "./store.js";
 
@@ -22,7 +22,7 @@ const POLL_MS = 2000; // between questions about a reply that is not in view
 const LOADING_MS = 1000; // between questions whether a model is being loaded
 const RECONNECT_MS = 300;
 const SHOWN_ROUNDS = 160; // the newest ones are kept
-const LOST = "The server was started again meanwhile and no longer has this reply, so it ends here.";
+const LOST = "The server no longer has this reply: it was started again, or an hour has passed. So the reply ends here.";
 const NOT_SENT = "The tab was closed before the server had this message.";
 const RUNNING = ["queued", "in_progress"];
 
@@ -90,13 +90,14 @@ export function begin(conversationId, parent, model) {
   });
 }
 
-/* Ask for the rest of a reply that was cut. */
+/* Ask for the rest of a reply that was cut; for all of it where it has no text yet. */
 export function goOn(conversationId, { id }) {
   return alone(id, () => {
     const asked = store.change(conversationId, ({ messages }) => {
       const kept = messages.find((each) => each.id === id);
       Object.assign(kept, { state: "writing", attempt: (kept.attempt ?? 0) + 1, sums: { ...kept.sums, isNew: true } });
       for (const name of ["response", "at", "end", "failure"]) delete kept[name];
+      if (!kept.content) for (const name of ["reasoning", "thought", "calls", "rounds", "sums"]) delete kept[name];
       return kept;
     });
     return follow(conversationId, asked);
@@ -157,6 +158,7 @@ async function write(run) {
       else if (error.status === 404 && run.message.response) lose(run);
       else if (!options.signal.aborted) end(run.message, { failure: error.message });
     }
+    if (run.message.state) save(run);
     if (run.message.state && run.isInView) await pause(RECONNECT_MS);
   }
   finish(run);
@@ -206,10 +208,11 @@ function take(run, event) {
     case "response.created":
       Object.assign(message, { response: event.response.id, model: event.response.model });
       save(run);
-      if (!run.isInView) run.connection.abort();
+      if (run.isStopped) cancel(run);
+      else if (!run.isInView) run.connection.abort();
       break;
     case "response.queued":
-      run.waits(`Waiting for a free place: ${event.queue_place === 1 ? "this is the next" : `${event.queue_place - 1} before this`}`);
+      run.waits(`Waiting for a free slot: ${event.queue_place > 1 ? `${event.queue_place - 1} before this` : "next in the queue"}`);
       break;
     case "response.prompt_progress": {
       const { processed, total } = event.prompt_progress;
@@ -225,7 +228,10 @@ function take(run, event) {
       message.thought ??= message.reasoning && message.sums.thoughtMs / 1e3;
       break;
     case "response.output_item.done":
-      if (event.item.type === "function_call") (message.calls ??= []).push({ name: event.item.name, arguments: event.item.arguments });
+      if (event.item.type === "function_call") {
+        const { name, arguments: given } = event.item;
+        message.calls = [...(message.calls ?? []), { name, arguments: given }];
+      }
       break;
     case "response.round":
       count(message, event.round);
@@ -310,9 +316,13 @@ function save(run) {
 export function stop(id) {
   const run = runs.get(id);
   if (!run) return;
+  if (run.message.response) cancel(run);
+  else if (run.isStopped || run.wait.share !== undefined || isGone()) run.interrupt(); // the server has nothing to cancel
   run.isStopped = true;
-  if (run.message.response) tell(`${run.path}/cancel`, "POST").then((answer) => answer?.ok || run.interrupt());
-  else run.interrupt();
+}
+
+function cancel(run) {
+  tell(`${run.path}/cancel`, "POST").then((answer) => answer?.ok || run.interrupt());
 }
 
 /* Stop the replies of a conversation that is to be deleted. */

@@ -6,7 +6,7 @@ const SVG = document.querySelector("svg").namespaceURI;
 const BAR_HEIGHT = 28; // pixels
 const BAR_STEP = 5;
 const LEAST_SCALE = 4; // drafted tokens that a full bar stands for at least
-const LEGEND = [["accepted", "drafted and accepted"], ["drafted", "drafted, not accepted"], ["plain", "a round without a draft"]];
+const LEGEND = [["accepted", "accepted"], ["drafted", "rejected"], ["plain", "none in this round"]];
 const ENDS = { length: "cut at the limit of tokens or context", stopped: "stopped" };
 
 /* The bars of the newest rounds: drafted tokens faint, accepted ones solid, a dot for a round without a draft. */
@@ -23,7 +23,7 @@ class RoundBars {
       return path;
     });
     this.title = this.svg.appendChild(document.createElementNS(SVG, "title"));
-    const legend = add(this.element, "div", "legend");
+    const legend = add(this.element, "div", "legend", "Drafted tokens:");
     for (const [name, text] of LEGEND) add(legend, "span", name, text);
   }
 
@@ -58,7 +58,9 @@ function figuresOf({ sums, end }) {
   return found;
 }
 
-const seconds = (value) => (value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
+function seconds(value) {
+  return value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+}
 
 export class Reply {
   /* `afterwards` is called when elements have changed. While the reply grows, its figures are in `live`: below the growing

@@ -16,7 +16,7 @@ export function requestFields(message) {
   const kept = store.settings();
   const fields = Object.fromEntries(FIELDS.filter((name) => kept[name] !== undefined).map((name) => [name, kept[name]]));
   if (kept.system) fields.instructions = kept.system;
-  if (message.model) fields.model = message.model;
+  if (model.names.length > 1) fields.model = message.model;
   if (!$("thinking-option").hidden) fields.reasoning = { effort: $("thinking").checked ? "medium" : "none" };
   return fields;
 }
@@ -26,7 +26,8 @@ export async function load() {
   await untilBack();
   model.names = (await (await ask("v1/models")).json()).data.map(({ id }) => id);
   const chosen = store.settings().model;
-  await choose(model.names.includes(chosen) ? chosen : model.names[0]);
+  if (model.names.includes(chosen)) await choose(chosen).catch(() => choose(model.names[0]));
+  else await choose(model.names[0]);
 }
 
 /* Let a model answer from now on. It is loaded if it is not in memory, so this can take minutes. */

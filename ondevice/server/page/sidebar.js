@@ -48,7 +48,7 @@ function addItem(each) {
     return;
   }
   const name = addButton(item, "name", each.title, () => acts.open(each.id));
-  if (each.isWriting) add(name, "span", "dot").append(Object.assign(document.createElement("span"), { className: "unseen", textContent: " (writing)" }));
+  if (each.isWriting) add(add(name, "span", "dot"), "span", "unseen", " (writing)");
   if (each.excerpt) add(name, "span", "excerpt", each.excerpt);
   if (each.id !== openId) return;
   name.setAttribute("aria-current", "true");

@@ -41,8 +41,8 @@ export async function soundOf(file, most) {
   return wavFile(mono(await new OfflineAudioContext(1, 1, RATE).decodeAudioData(content))); // decodes to this rate
 }
 
-/* Record from the microphone. Returns { seconds, end }: functions that return how much there is, and a WAV file. Throws if the browser has no
-microphone, or the user does not allow it. */
+/* Record from the microphone. Returns { seconds, end }: functions that return how much there is, and a WAV file. Throws if the
+browser has no microphone, or the user does not allow it. */
 export async function record() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const context = new AudioContext();

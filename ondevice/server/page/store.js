@@ -156,8 +156,9 @@ export async function removeUnusedFiles() {
 /* Let the browser save a conversation as a file of JSON, with its files as data: URIs. */
 export async function exportAs(name, { id }) {
   const whole = conversation(id);
+  const withUrl = async (file) => ({ ...file, url: await urlOf(file.id) });
   const messages = await Promise.all(whole.messages.map(async (message) => (
-    message.files ? { ...message, files: await Promise.all(message.files.map(async (file) => ({ ...file, url: await urlOf(file.id) }))) } : message
+    message.files ? { ...message, files: await Promise.all(message.files.map(withUrl)) } : message
   )));
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ ...whole, messages }, null, 2)], { type: "application/json" }));

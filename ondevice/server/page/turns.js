@@ -99,7 +99,8 @@ function showReply(conversation, message, isLast) {
 function showButtons({ buttons, message }, conversation, isLast) {
   if (isLast) {
     addButton(buttons, "again", "Regenerate", () => acts.again(message));
-    if (message.end || message.failure) addButton(buttons, "more", message.content ? "Continue" : "Try again", () => acts.goOn(message));
+    const isCut = message.end || message.failure;
+    if (isCut) addButton(buttons, "more", message.content ? "Continue" : "Try again", () => acts.goOn(message));
   }
   addVersions(buttons, conversation, message);
 }
@@ -139,7 +140,8 @@ function addVersions(parent, conversation, message) {
     const made = addButton(group, name, name === "earlier" ? "‹" : "›", () => {
       store.change(id, (changed) => choose(changed, versions[other]));
       const shown = [...$("turns").querySelectorAll(`.versions .${name}`)];
-      (shown.find((each) => !each.disabled && each.dataset.parent === message.parent) ?? $("message")).focus({ preventScroll: true });
+      const same = shown.find((each) => !each.disabled && each.dataset.parent === message.parent);
+      (same ?? $("message")).focus({ preventScroll: true });
     });
     made.dataset.parent = message.parent;
     made.setAttribute("aria-label", label);
@@ -185,7 +187,8 @@ function edit(turn, message) {
 
 /* Leave the editor without a change; the focus goes back to where it came from. */
 function endEdit(message) {
-  const at = shownMessages(store.conversation(id)).filter(({ role }) => role === "user").findIndex((each) => each.id === message.id);
+  const questions = shownMessages(store.conversation(id)).filter(({ role }) => role === "user");
+  const at = questions.findIndex((each) => each.id === message.id);
   editor = null;
   shape = "";
   show();
