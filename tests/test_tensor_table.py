@@ -140,6 +140,12 @@ TABLES: dict[str, tuple[Change, str]] = {
     "fewer minimums": (with_minimums(QUERY, bytes=64), "minimums .* have 64 bytes"),
     "half the minimums": (with_minimums(QUERY, dtype="float16"), "minimums of float16"),
     "minimums of a table of 8 bits": (with_minimums(EMBEDDING), "int8 in blocks of 32 with minimums"),
+    "levels and minimums": (
+        lambda data: (in_tensor(QUERY, format="int4-table")(data), with_minimums(QUERY)(data)),
+        "int4-table in blocks of 32 with minimums",
+    ),
+    "levels with a scale for each row": (in_tensor(QUERY, format="int4-table", block=0), "int4-table in blocks of 0"),
+    "a norm of levels": (in_tensor(NORM, format="int4-table"), "is int4-table"),
     "minimums without scales": (
         lambda data: tensors(data)[NORM].update(minimums=tensors(data)[QUERY]["scales"]),
         "float32 in blocks of 0 with minimums",

@@ -183,8 +183,8 @@ def _iq4_xs(block: Bytes) -> Blocks:
     """Groups of 32 with scales d * (s - 32): bytes 2 and 3 have the upper two bits of all s, 4 to 7 the lower four."""
     shape, groups = block.shape[:2], np.arange(8, dtype=np.uint8)
     upper = np.ascontiguousarray(block[..., 2:4]).view("<u2") >> 2 * groups & 3
-    scales = block[..., 4:8].repeat(2, axis=-1) >> 4 * (groups % 2) & 15 | upper << 4
-    scales = _halves(block[..., :2]) * (scales.astype(np.float32) - 32)
+    whole = block[..., 4:8].repeat(2, axis=-1) >> 4 * (groups % 2) & 15 | upper << 4
+    scales = _halves(block[..., :2]) * (whole.astype(np.float32) - np.float32(32))
     codes = _nibbles(block[..., 8:].reshape(*shape, 8, 16))
     return Blocks(codes.reshape(shape[0], -1, 32), scales.reshape(shape[0], -1), table=True)
 
