@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 SMOLLM2 := bundles/smollm2
 
-.PHONY: help demo pair check test frozen slow fuzz lint fix docs bench clean
+.PHONY: help demo pair check test frozen slow fuzz lint fix docs bench release clean
 
 help:
 	@echo "make demo    download SmolLM2-135M-Instruct (93 MB), export it with its drafter, and let it answer with drafts and without"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages of docs/ as a site, in build/site; fails if a link leads nowhere"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
+	@echo "make release sources and the wheels of all platforms in dist/, built twice, compared and checked"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +78,9 @@ docs: $(VENV)/.docs
 
 bench: $(BUNDLE)/bundle.json
 	$(BIN)/ondevice bench $(BUNDLE) --drafts
+
+release: $(VENV)/.dev
+	.ci/release $(PLATFORMS)
 
 clean:
 	rm -rf $(VENV) bundles build dist .pytest_cache .mypy_cache .ruff_cache

@@ -22,6 +22,8 @@ class Window(QtWidgets.QMainWindow):
         self.worker.ended.connect(self.show_end)
         self.choose = QtWidgets.QPushButton("Choose a bundle\N{HORIZONTAL ELLIPSIS}")
         self.choose.clicked.connect(self.choose_bundle)
+        self.get = QtWidgets.QPushButton("Download\N{HORIZONTAL ELLIPSIS}")
+        self.get.clicked.connect(self.choose_repository)
         self.think = QtWidgets.QCheckBox("Think first")
         self.bar = QtWidgets.QProgressBar()
         self.replies = Replies()
@@ -33,17 +35,27 @@ class Window(QtWidgets.QMainWindow):
         self.setCentralWidget(QtWidgets.QWidget())
         grid = QtWidgets.QGridLayout(self.centralWidget())
         grid.addWidget(self.choose, 0, 0)
-        grid.addWidget(self.bar, 0, 1)
-        grid.addWidget(self.think, 0, 2)
-        grid.addWidget(self.replies, 1, 0, 1, 3)
-        grid.addWidget(self.line, 2, 0, 1, 2)
-        grid.addWidget(self.button, 2, 2)
-        grid.addWidget(self.status, 3, 0, 1, 3)
+        grid.addWidget(self.get, 0, 1)
+        grid.addWidget(self.bar, 0, 2)
+        grid.addWidget(self.think, 0, 3)
+        grid.addWidget(self.replies, 1, 0, 1, 4)
+        grid.addWidget(self.line, 2, 0, 1, 3)
+        grid.addWidget(self.button, 2, 3)
+        grid.addWidget(self.status, 3, 0, 1, 4)
+        grid.setColumnStretch(2, 1)
         self.set_busy(False)
 
     def choose_bundle(self) -> None:
         if bundle := QtWidgets.QFileDialog.getExistingDirectory(self, "A bundle", os.environ.get("ONDEVICE_HOME", "")):
             self.open(bundle)
+
+    def choose_repository(self) -> None:
+        text = "A bundle on the Hugging Face hub, OWNER/NAME:"
+        repository, accepted = QtWidgets.QInputDialog.getText(self, "Download", text)
+        if accepted and repository.strip():
+            self.replies.clear()
+            self.set_busy(True)
+            self.worker.download(repository.strip())
 
     def open(self, bundle: str) -> None:
         self.replies.clear()
@@ -77,6 +89,7 @@ class Window(QtWidgets.QMainWindow):
         self.busy = busy
         self.button.setText("Stop" if busy else "Send")
         self.choose.setDisabled(busy)
+        self.get.setDisabled(busy)
         self.bar.hide()
         self.line.setFocus()
 

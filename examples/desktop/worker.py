@@ -36,6 +36,10 @@ class Worker(QObject):
     def open(self, bundle: str) -> None:
         self._begin(lambda: self._open(bundle))
 
+    def download(self, repository: str) -> None:
+        """Get a bundle from the hub and open it. A download that was stopped continues where it ended."""
+        self._begin(lambda: self._open(str(ondevice.pull(repository, on_progress=self._receive, replace=True))))
+
     def ask(self, text: str, think: bool) -> None:
         self._begin(lambda: self._answer(text, think))
 
@@ -94,6 +98,9 @@ class Worker(QObject):
             self._messages = [*asked, reply.message]
         return f"{figures(reply.stats)}, {reply.finish_reason}"
 
+    def _receive(self, done: int, total: int) -> None:
+        self._tell(f"downloading, {done / 1e9:.2f} of {total / 1e9:.2f} GB", done / max(total, 1))
+
     def _read(self, done: int, total: int) -> None:
         self._tell("reading", done / total)
 
@@ -104,5 +111,6 @@ class Worker(QObject):
 
 
 def figures(stats: ondevice.Stats) -> str:
-    """One line with the decoding speed and how many drafted tokens were accepted."""
-    return f"{stats.decode_tokens_per_s:.0f} tokens/s, {stats.accepted} of {stats.drafted} drafted tokens accepted"
+    """One line with the decoding speed, how many drafted tokens were accepted, and the memory used at most."""
+    speed = f"{stats.decode_tokens_per_s:.0f} tokens/s, {stats.accepted} of {stats.drafted} drafted tokens accepted"
+    return f"{speed}, {stats.peak_rss_bytes / 1e9:.2f} GB" if stats.peak_rss_bytes else speed

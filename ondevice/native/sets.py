@@ -56,7 +56,7 @@ class Platform:
     """A platform for which libraries are shipped.
 
     triple : LLVM's name of it
-    linked_as : zig's name of it, with the oldest C library that it runs with
+    linked_as : zig's name of it, with the oldest C library, or macOS, that it runs with
     wheel : tag of its wheels
     suffix : of the names of its shared libraries
     sets : names of its sets
@@ -75,8 +75,11 @@ PLATFORMS = {
     "linux-aarch64": Platform(
         "aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ".so", _ARM
     ),
-    "macos-aarch64": Platform("arm64-apple-macosx11.0.0", "aarch64-macos", "macosx_11_0_arm64", ".dylib", _ARM[1:]),
+    "macos-aarch64": Platform(
+        "arm64-apple-macosx11.0.0", "aarch64-macos.11.0", "macosx_11_0_arm64", ".dylib", _ARM[1:]
+    ),
     "windows-x86_64": Platform("x86_64-pc-windows-gnu", "x86_64-windows-gnu", "win_amd64", ".dll", _X86),
+    "windows-aarch64": Platform("aarch64-pc-windows-gnu", "aarch64-windows-gnu", "win_arm64", ".dll", _ARM),
 }
 
 

@@ -162,6 +162,46 @@ def test_thoughts_are_folded(
     assert window.status.text().endswith(", stop")
 
 
+def test_a_download_shows_its_progress_and_can_be_stopped(
+    window: Window, until: Any, reference_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PySide6.QtWidgets import QInputDialog
+
+    waits, go_on, asked = threading.Event(), threading.Event(), []
+
+    def pull(repository: str, *, on_progress: Callable[[int, int], None], replace: bool) -> Path:
+        asked.append(repository)
+        on_progress(250_000_000, 1_000_000_000)
+        waits.set()
+        go_on.wait(PATIENCE_S)
+        on_progress(1_000_000_000, 1_000_000_000)
+        return reference_bundle
+
+    monkeypatch.setattr(ondevice, "pull", pull)
+    monkeypatch.setattr(QInputDialog, "getText", lambda *words: (" someone/model ", True))
+    window.get.click()
+    until(lambda: waits.is_set() and window.bar.value() == 25)
+    assert window.status.text() == "downloading, 0.25 of 1.00 GB"
+    assert not window.get.isEnabled()
+    window.button.click()
+    go_on.set()
+    until(lambda: not window.busy)
+    assert window.status.text() == "stopped"
+    assert window.worker._model is None
+    window.get.click()
+    until(lambda: not window.busy)
+    assert asked == ["someone/model"] * 2
+    assert window.worker._model is not None
+    assert window.status.text().endswith(" is ready")
+
+
+def test_memory_is_shown() -> None:
+    from examples.desktop.worker import figures
+
+    assert figures(ondevice.Stats(peak_rss_bytes=1_250_000_000)).endswith("accepted, 1.25 GB")
+    assert figures(ondevice.Stats()).endswith("drafted tokens accepted")
+
+
 def test_an_error_is_one_line(window: Window, until: Any, tmp_path: Path) -> None:
     ask(window, "Hello")
     until(lambda: not window.busy)

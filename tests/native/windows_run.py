@@ -1,0 +1,116 @@
+"""Prints `tests.simd.outputs`' digest of a bundle, with every forward computed by a Windows library under Wine:
+
+    python -m tests.native.windows_run LIBRARY.dll REPLAY.exe BUNDLE
+
+Everything else runs here. A forward is one call of the kernel `run`, which takes addresses; so the memory of this
+process is written to a file, `replay.c` maps it at the same addresses in a Windows process and calls the kernel there,
+and the words that the kernel changed are copied back. One thread computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ondevice.bundle import Bundle
+from ondevice.engines.simd import engine
+from ondevice.engines.simd.kernels.contract import WIDTH, run
+from ondevice.engines.simd.threads import ThreadPool
+from tests.simd.outputs import digest
+
+BLOCK = 65536
+"""Windows maps memory at multiples of this."""
+
+FILES = (".pack", ".data", ".onnx")
+"""Mapped files that kernels read."""
+
+
+def main() -> None:
+    library, program, bundle = map(Path, sys.argv[1:])
+    calls = 0
+
+    def share(pool: ThreadPool, job: object, number: int) -> None:
+        nonlocal calls
+        given = (job.plan, job.steps, WIDTH, job.state, job.slots, number, job.threads)  # type: ignore[attr-defined]
+        arguments = (*given, pool._counters.address, job.before, pool._scratch[number])  # type: ignore[attr-defined]
+        _replay(library, program, arguments)
+        calls += 1
+
+    ThreadPool._share = share  # type: ignore[method-assign, assignment]
+    real = engine.SimdEngine.__init__
+
+    def with_one_thread(self: engine.SimdEngine, *args: object, **options: object) -> None:
+        real(self, *args, **{**options, "threads": 1})  # type: ignore[arg-type]
+
+    engine.SimdEngine.__init__ = with_one_thread  # type: ignore[method-assign]
+    found = digest(Bundle.open(bundle))
+    sys.stdout.write(f"{found} {calls}\n")
+
+
+def _replay(library: Path, program: Path, arguments: tuple[int, ...]) -> None:
+    """Run the kernel on this process's memory, in a Windows process, and copy back what it changed."""
+    with tempfile.TemporaryDirectory() as directory:
+        with Path(directory, "call").open("wb") as file:
+            file.write(np.array(arguments, np.int64).tobytes())
+            mappings = [*_mappings()]
+            ranges = _ranges(mappings)
+            file.write(np.array([len(ranges), *(number for each in ranges for number in each)], np.int64).tobytes())
+            place, blocks = file.tell(), 0
+            file.write(bytes(8))
+            with Path("/proc/self/mem").open("rb", buffering=0) as memory:
+                for start, size in ranges:
+                    for address in range(start, start + size, BLOCK):
+                        content = _content(memory, mappings, address)
+                        if any(content):
+                            file.write(address.to_bytes(8, "little") + content)
+                            blocks += 1
+            file.seek(place)
+            file.write(blocks.to_bytes(8, "little"))
+        command = ["wine", str(program), str(library.resolve()), run.symbol, "call", "result"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the program failed")
+        for address, word in np.fromfile(Path(directory, "result"), np.int64).reshape(-1, 2).tolist():
+            ctypes.c_int64.from_address(address).value = word
+
+
+def _mappings() -> Iterator[tuple[int, int]]:
+    """First and last address of the heap, of anonymous memory, and of the files that kernels read."""
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
+        addresses, rights, _, _, _, *name = line.split(maxsplit=5)
+        is_memory = rights.startswith("rw") and (not name or name[0] == "[heap]")
+        if is_memory or (rights.startswith("r") and name and Path(name[0]).suffix in FILES):
+            first, last = (int(word, 16) for word in addresses.split("-"))
+            yield first, last
+
+
+def _ranges(mappings: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Start and size of the ranges that cover these mappings, in blocks."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(mappings):
+        start, stop = first // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
+        if found and start <= sum(found[-1]):
+            start = found.pop()[0]
+        found.append((start, stop - start))
+    return found
+
+
+def _content(memory: object, mappings: list[tuple[int, int]], address: int) -> bytes:
+    """A block of memory; zeros where nothing is mapped."""
+    content = bytearray(BLOCK)
+    for first, last in mappings:
+        start, stop = max(first, address), min(last, address + BLOCK)
+        if start < stop:
+            memory.seek(start)  # type: ignore[attr-defined]
+            content[start - address : stop - address] = memory.read(stop - start)  # type: ignore[attr-defined]
+    return bytes(content)
+
+
+if __name__ == "__main__":
+    main()
