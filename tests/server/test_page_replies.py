@@ -201,8 +201,8 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
     with served_alone(reference_bundle, tmp_path) as served:
         relay.lead_to(served)
         page = open_page(relay)
-        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, max_output_tokens: 200 })")
-        relay.limit = 20_000
+        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, drafter: 'none' })")
+        relay.limit = 6_000  # some ten tokens
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)
