@@ -50,7 +50,7 @@ def test_the_time_is_that_of_the_whole_command(
 ) -> None:
     """The preparation for this machine, which can take longer than the export itself, is in it."""
     clock = [0.0]
-    monkeypatch.setattr(command.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ondevice_export.command.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(command, "_prepare", lambda *arguments: clock.__setitem__(0, 25.0))
     command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out")))
     assert " MB in 25.0 s\n" in capsys.readouterr().out
