@@ -125,12 +125,17 @@ function follow(conversationId, message) {
   return write(run);
 }
 
-/* The tab that sent a question has gone. */
+/* The tab that sent a question has gone, or its reply has ended. */
 async function takeOver(conversationId, { id }) {
-  const kept = store.conversation(conversationId)?.messages.find((each) => each.id === id);
-  if (!kept?.state || kept.response || runs.has(id)) return;
-  if (navigator.locks) await follow(conversationId, kept);
-  else store.change(conversationId, ({ messages }) => end(messages.find((each) => each.id === id), { failure: NOT_SENT }));
+  const find = ({ messages }) => messages.find((each) => each.id === id);
+  const conversation = store.conversation(conversationId);
+  const kept = conversation && find(conversation);
+  if (!kept || runs.has(id)) return;
+  const isUnsent = kept.state && !kept.response;
+  if (isUnsent && navigator.locks) await follow(conversationId, kept);
+  else if (isUnsent) store.change(conversationId, (changed) => end(find(changed), { failure: NOT_SENT }));
+  const now = store.conversation(conversationId);
+  if (now && find(now) && !find(now).state) views.ended(find(now));
 }
 
 /* Follow a reply to its end. */
