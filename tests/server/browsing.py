@@ -120,11 +120,11 @@ class Relay:
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener = None
-        self.limit = inf
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         self._open.clear()
+        self.limit = inf  # after that: what was held back must not be sent
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError), listener:

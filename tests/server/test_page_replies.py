@@ -113,6 +113,47 @@ def test_a_question_that_was_not_sent_is_sent_by_another_tab(open_page, serve_to
         assert text_of(other) == whole_text(served)
 
 
+def test_another_tab_shows_why_a_reply_was_refused(open_page, serve_toy):
+    """The server refuses it after the other tab has seen the question."""
+    with serve_toy() as served:
+        page = open_page(served)
+        other = second_tab(page, served)
+        held = []
+        page.route("**/v1/responses", lambda route: held.extend([route]))
+        send(page, "abc")
+        other.locator("#list .name", has_text="abc").click()
+        expect(other.locator("#stop")).to_be_visible()
+        while not held:
+            page.wait_for_timeout(10)
+        held[0].fulfill(status=400, body=json.dumps({"error": {"message": "refused"}}))
+        for each in (page, other):
+            expect(each.locator(".failure")).to_have_text("refused")
+            expect(each.locator("#send")).to_be_visible()
+            expect(each.get_by_role("button", name="Try again")).to_have_count(1)
+
+
+def test_without_locks(open_page, serve_toy):
+    """From another machine without HTTPS: a question that was not sent is told, and sent with a button."""
+    with serve_toy() as served:
+        page = open_page(served)
+        page.context.add_init_script("Object.defineProperty(navigator, 'locks', { value: undefined })")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("toy-model")
+        page.route("**/v1/responses", lambda route: None)  # never answered
+        send(page, "abc")
+        expect(page.locator("#stop")).to_be_visible()
+        address = page.url
+        other = page.context.new_page()
+        page.close()
+        other.goto(address)
+        expect(other.locator(".failure")).to_have_text("The tab was closed before the server had this message.")
+        other.get_by_role("button", name="Try again").click()
+        expect(other.locator(".body")).to_have_text(WORD)
+        expect(other.locator(".failure")).to_have_count(0)
+        wait_for_end(other)
+        assert text_of(other) == whole_text(served)
+
+
 def test_two_tabs_show_the_same(open_page, serve_toy, gate):
     """A reply grows in both; a name and a message of one are in the other; neither overwrites the other's."""
     with serve_toy(context_length=120) as served:
@@ -201,8 +242,8 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
     with served_alone(reference_bundle, tmp_path) as served:
         relay.lead_to(served)
         page = open_page(relay)
-        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, max_output_tokens: 200 })")
-        relay.limit = 20_000
+        page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, drafter: 'none' })")
+        relay.limit = 6_000  # some ten tokens
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)

@@ -3,8 +3,19 @@
 A conversation is { id, title, changed, messages, chosen }. A message is { id, parent, role, content }: `parent` is the id of the
 message that it follows, "" for a first one. Messages of one parent are versions of each other, and `chosen` has the id of the
 shown one by the parent's id. A question may have `files`: pictures { id, name, width, height } and sounds { id, name, sound:
-true }. What a reply has besides is in replies.js. */
+true }. A reply also has:
 
+  state       "writing" until it has ended
+  response    the server's id of it
+  at          number of the last event in it; counts from 0 in each attempt
+  attempt     how often it was asked for: a reply that was cut is continued by another response
+  reasoning, thought, calls    thoughts, their seconds, and tool calls
+  rounds, sums                 what reply.js shows of drafts and speed
+  used, model                  tokens of the context, name of the model
+  end, failure                 "stopped" or "length", and a sentence where it failed */
+
+const SHOWN_ROUNDS = 160; // the newest ones are kept
+const NO_SUMS = { tokens: 0, decoded: 0, rounds: 0, drafted: 0, accepted: 0, ms: 0, thoughtMs: 0, isNew: true };
 const TITLE_LENGTH = 48;
 const EXCERPT = 60; // characters that a search shows around its words
 
@@ -109,4 +120,70 @@ export async function inputOf(messages, partOf) {
     input.push({ role, content: parts.length ? parts : content });
   }
   return input;
+}
+
+/* Add an event of its response to a reply. */
+export function addEvent(message, event) {
+  message.at = event.sequence_number;
+  switch (event.type) {
+    case "response.created":
+      Object.assign(message, { response: event.response.id, model: event.response.model });
+      break;
+    case "response.prompt_progress":
+      message.used = event.prompt_progress.total;
+      break;
+    case "response.reasoning_text.delta":
+      message.reasoning = (message.reasoning ?? "") + event.delta;
+      break;
+    case "response.output_text.delta":
+      message.content += event.delta;
+      if (message.reasoning) message.thought ??= (message.sums?.thoughtMs ?? 0) / 1e3;
+      break;
+    case "response.output_item.done":
+      if (event.item.type === "function_call") {
+        const { name, arguments: given } = event.item;
+        message.calls = [...(message.calls ?? []), { name, arguments: given }];
+      }
+      break;
+    case "response.round":
+      count(message, event.round);
+      break;
+    case "response.completed":
+    case "response.incomplete":
+    case "response.failed":
+      endWith(message, event.response);
+      break;
+    default:
+  }
+}
+
+/* Count a round. The first one of a response is its prefill, whose time is not that of decoding. */
+function count(message, { tokens, drafted, accepted, time_ms: ms }) {
+  const sums = { ...NO_SUMS, ...message.sums };
+  sums.tokens += tokens;
+  sums.drafted += drafted;
+  sums.accepted += accepted;
+  if (!message.content) sums.thoughtMs += ms;
+  if (!sums.isNew) {
+    sums.rounds += 1;
+    sums.decoded += tokens;
+    sums.ms += ms;
+    message.rounds = [...(message.rounds ?? []), [drafted, accepted]].slice(-SHOWN_ROUNDS);
+  }
+  sums.isNew = false;
+  message.sums = sums;
+  message.used = (message.used ?? 0) + tokens;
+}
+
+function endWith(message, { status, usage, error }) {
+  message.used = usage?.total_tokens ?? message.used;
+  const reasons = { incomplete: "length", cancelled: "stopped" };
+  end(message, { ...(reasons[status] && { end: reasons[status] }), ...(error && { failure: error.message }) });
+}
+
+/* A reply has ended, or is no longer followed. */
+export function end(message, fields) {
+  if (message.reasoning) message.thought ??= (message.sums?.thoughtMs ?? 0) / 1e3;
+  delete message.state;
+  Object.assign(message, fields);
 }

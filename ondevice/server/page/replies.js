@@ -1,27 +1,16 @@
 /* Replies: asked of the server as background responses, kept piece by piece, joined again, stopped.
 
 A reply is the server's until it has ended and this browser has it: its message has the id of the response and the number of
-the last event that is in it, and any tab can join the events behind that one. Fields of its message besides those in
-conversation.js:
-
-  state       "writing" until it has ended
-  response    the server's id of it
-  at          number of the last event in it; counts from 0 in each attempt
-  attempt     how often it was asked for: a reply that was cut is continued by another response
-  reasoning, thought, calls    thoughts, their seconds, and tool calls
-  rounds, sums                 what RoundBars and figuresOf show
-  used, model                  tokens of the context, name of the model
-  end, failure                 "stopped" or "length", and a sentence where it failed */
+the last event that is in it, and any tab can join the events behind that one. */
 
 import { ask, events, isGone, pause, tell } from "./api.js";
-import { addMessage, inputOf, messagesUpTo, newId } from "./conversation.js";
+import { addEvent, addMessage, end, inputOf, messagesUpTo, newId } from "./conversation.js";
 import * as store from "./store.js";
 
 const SAVE_MS = 400; // between two times that a growing reply is kept
 const POLL_MS = 2000; // between questions about a reply that is not in view
 const LOADING_MS = 1000; // between questions whether a model is being loaded
 const RECONNECT_MS = 300;
-const SHOWN_ROUNDS = 160; // the newest ones are kept
 const LOST = "The server no longer has this reply: it was started again, or an hour has passed. So the reply ends here.";
 const NOT_SENT = "The tab was closed before the server had this message.";
 const RUNNING = ["queued", "in_progress"];
@@ -136,12 +125,17 @@ function follow(conversationId, message) {
   return write(run);
 }
 
-/* The tab that sent a question has gone. */
+/* The tab that sent a question has gone, or its reply has ended. */
 async function takeOver(conversationId, { id }) {
-  const kept = store.conversation(conversationId)?.messages.find((each) => each.id === id);
-  if (!kept?.state || kept.response || runs.has(id)) return;
-  if (navigator.locks) await follow(conversationId, kept);
-  else store.change(conversationId, ({ messages }) => end(messages.find((each) => each.id === id), { failure: NOT_SENT }));
+  const find = ({ messages }) => messages.find((each) => each.id === id);
+  const conversation = store.conversation(conversationId);
+  const kept = conversation && find(conversation);
+  if (!kept || runs.has(id)) return;
+  const isUnsent = kept.state && !kept.response;
+  if (isUnsent && navigator.locks) await follow(conversationId, kept);
+  else if (isUnsent) store.change(conversationId, (changed) => end(find(changed), { failure: NOT_SENT }));
+  const now = store.conversation(conversationId);
+  if (now && find(now) && !find(now).state) views.ended(find(now));
 }
 
 /* Follow a reply to its end. */
@@ -200,13 +194,12 @@ async function showLoading(run) {
   if (status.value === "loading" && !run.message.response) run.waits("The model is being loaded", status.progress);
 }
 
-/* Add an event to the message. */
+/* Add an event to the message, and show it. */
 function take(run, event) {
   const { message } = run;
-  message.at = event.sequence_number;
+  addEvent(message, event);
   switch (event.type) {
     case "response.created":
-      Object.assign(message, { response: event.response.id, model: event.response.model });
       save(run);
       if (run.isStopped) cancel(run);
       else if (!run.isInView) run.connection.abort();
@@ -214,67 +207,15 @@ function take(run, event) {
     case "response.queued":
       run.waits(`Waiting for a free slot: ${event.queue_place > 1 ? `${event.queue_place - 1} before this` : "next in the queue"}`);
       break;
-    case "response.prompt_progress": {
-      const { processed, total } = event.prompt_progress;
-      message.used = total;
-      run.waits("Reading the conversation", processed / total);
-      break;
-    }
-    case "response.reasoning_text.delta":
-      message.reasoning = (message.reasoning ?? "") + event.delta;
-      break;
-    case "response.output_text.delta":
-      message.content += event.delta;
-      message.thought ??= message.reasoning && message.sums.thoughtMs / 1e3;
-      break;
-    case "response.output_item.done":
-      if (event.item.type === "function_call") {
-        const { name, arguments: given } = event.item;
-        message.calls = [...(message.calls ?? []), { name, arguments: given }];
-      }
+    case "response.prompt_progress":
+      run.waits("Reading the conversation", event.prompt_progress.processed / event.prompt_progress.total);
       break;
     case "response.round":
-      count(message, event.round);
       views.grown(message);
-      break;
-    case "response.completed":
-    case "response.incomplete":
-    case "response.failed":
-      endWith(message, event.response);
       break;
     default:
   }
   if (performance.now() - run.savedAt > SAVE_MS) save(run);
-}
-
-/* Count a round. The first one of a response is its prefill, whose time is not that of decoding. */
-function count(message, { tokens, drafted, accepted, time_ms: ms }) {
-  const sums = { tokens: 0, decoded: 0, rounds: 0, drafted: 0, accepted: 0, ms: 0, thoughtMs: 0, isNew: true, ...message.sums };
-  sums.tokens += tokens;
-  sums.drafted += drafted;
-  sums.accepted += accepted;
-  if (!message.content) sums.thoughtMs += ms;
-  if (!sums.isNew) {
-    sums.rounds += 1;
-    sums.decoded += tokens;
-    sums.ms += ms;
-    message.rounds = [...(message.rounds ?? []), [drafted, accepted]].slice(-SHOWN_ROUNDS);
-  }
-  sums.isNew = false;
-  message.sums = sums;
-  message.used = (message.used ?? 0) + tokens;
-}
-
-function endWith(message, { status, usage, error }) {
-  message.used = usage?.total_tokens ?? message.used;
-  const reasons = { incomplete: "length", cancelled: "stopped" };
-  end(message, { ...(reasons[status] && { end: reasons[status] }), ...(error && { failure: error.message }) });
-}
-
-function end(message, fields) {
-  if (message.reasoning) message.thought ??= (message.sums?.thoughtMs ?? 0) / 1e3;
-  delete message.state;
-  Object.assign(message, fields);
 }
 
 /* The server no longer has a reply: another tab has read and deleted it, or the server was started again. */

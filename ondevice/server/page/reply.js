@@ -84,6 +84,7 @@ export class Reply {
     this.line = add(this.foot, "div", "figures");
     this.buttons = add(this.foot, "div", "buttons");
     this.frame = 0;
+    this.isFinished = false;
     this.details.hidden = true;
     if (message.state) this.grow(message);
     else this.finish(message);
@@ -136,6 +137,7 @@ export class Reply {
 
   /* The message has ended. */
   finish(message) {
+    this.isFinished = true;
     this.grow(message);
     cancelAnimationFrame(this.frame);
     this.wait.hidden = true;

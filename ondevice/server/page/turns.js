@@ -107,7 +107,7 @@ function showButtons({ buttons, message }, conversation, isLast) {
 
 function ended(message) {
   const view = views.get(message.id);
-  if (view) {
+  if (view && !view.isFinished) {
     const conversation = store.conversation(id);
     view.finish(message);
     showButtons(view, conversation, shownMessages(conversation).at(-1)?.id === message.id);
