@@ -123,8 +123,8 @@ def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group:
         scales = builder.op("Gather", _scales(builder, matrix, entries, width // BLOCK), ids, axis=0)
         scales = builder.op("Cast", scales, to=ir.DataType.FLOAT) if matrix.half_scales else scales
         weights = builder.op("Mul", builder.reshape(levels, -1, BLOCK), builder.reshape(scales, -1, 1))
-        wanted = builder.op("Concat", builder.op("Shape", ids), builder.integers(width), axis=0)
-        return builder.op("Reshape", weights, wanted)
+        whole = builder.op("Concat", builder.op("Shape", ids), builder.integers(width), axis=0)
+        return builder.op("Reshape", weights, whole)
     rows = builder.op(
         "GatherBlockQuantized",
         data,
