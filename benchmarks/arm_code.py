@@ -54,7 +54,7 @@ def _assembly(name: str, form: WeightFormat, rows: int) -> str:
     module.triple = TRIPLE
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    with mock.patch.object(library, "choice", return_value=library.Choice(name, None)):
+    with mock.patch.object(library, "choice", return_value=library.LibraryChoice(name, None)):
         inspect.unwrap(tile_product)(builder, form.bits, int(form.affine), rows, *function.args)
     builder.ret_void()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(

@@ -51,10 +51,10 @@ from ondevice.engines.simd.kernels.contract import (
     UNIT,
     WIDTH,
     Attend,
+    KernelStep,
     LookUp,
     Scratch,
-    Step,
-    Workspace,
+    ThreadWorkspace,
     instruction_set,
     to_row,
 )
@@ -64,7 +64,7 @@ from ondevice.native.functions import kernel
 HEADS, SIZE, LAYERS, MEASURED = 32, 128, 32, 2
 WIDTHS = (1, 2, 4)
 CHOSEN, WINDOW = 1024, 512
-MOST_SECONDS = 2
+MAX_SECONDS = 2
 """A measurement that takes longer is not repeated: without FMA instructions, float takes half a minute."""
 SETS = ("avx2", "generic")
 """Instruction sets of child processes, besides that of this machine."""
@@ -91,7 +91,7 @@ def integer_products(query: int, keys: int, count: int, out: int, scratch: Scrat
 
 @kernel
 def looked_up_products(  # noqa: PLR0917 - numba has no keyword-only arguments
-    query: int, codes: int, books: int, width: int, count: int, work: Workspace
+    query: int, codes: int, books: int, width: int, count: int, work: ThreadWorkspace
 ) -> None:
     """Products of float32[HEADS, SIZE], whose tables are made here, with the codes of `count` keys."""
     number = SIZE // width
@@ -166,7 +166,9 @@ class Layer:
             found[f"lookup, width {width}"] = self._steps("int8", width, *steps)
         return found
 
-    def _steps(self, kind: KVCacheType, width: int | None, *steps: tuple[Any, Step, bool]) -> Callable[[], object]:
+    def _steps(
+        self, kind: KVCacheType, width: int | None, *steps: tuple[Any, KernelStep, bool]
+    ) -> Callable[[], object]:
         """Run steps over a cache of this kind: (kernel, fields, whether it takes the number of threads) of each."""
         state, record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         record.set_rows(TokenTree.chain([0]), self.count - 1)
@@ -215,7 +217,7 @@ def _median(calls: Sequence[Callable[[], object]], rounds: int) -> float:
     """Median milliseconds of LAYERS layers; these functions run alternately."""
     seconds: list[float] = []
     for turn in range(rounds + 1):
-        if sum(seconds) > MOST_SECONDS:
+        if sum(seconds) > MAX_SECONDS:
             break
         started = time.perf_counter()
         for call in calls:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
 from ondevice.bundle_format.audio import AudioEntry
-from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice_export.bundle_writer import BundleWriter
@@ -182,7 +182,7 @@ def with_towers(
     return dataclasses.replace(target, tensors=tensors, vision=vision, audio=audio)
 
 
-SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
+SHORTLIST = ShortlistEntry(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
 CANDIDATES = SHORTLIST.candidates(VOCABULARY)
 
 HEADS = (

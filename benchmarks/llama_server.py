@@ -148,7 +148,7 @@ def add_llama_server(parser: argparse.ArgumentParser) -> None:
 
 
 def version(program: Path) -> str:
-    """What the program calls itself."""
+    """The program's own name and version."""
     found = subprocess.run([os.fspath(program), "--version"], capture_output=True, text=True, check=False)
     lines = [line for line in (found.stderr + found.stdout).splitlines() if line.startswith("version")]
     return lines[0].removeprefix("version: ") if lines else "unknown"

@@ -41,7 +41,7 @@ VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
 """Caches, and whether full attention looks up."""
 ROWS = (1, 5, 8)
 """A plain step, and two verifications."""
-LLAMA_MOST = 8192
+LLAMA_MAX = 8192
 """Longest context with which llama.cpp is measured."""
 SEED = 64
 """Tokens whose keys and values are repeated; whole units of every cache."""
@@ -132,7 +132,7 @@ def report(
         titles = list(taken[0])
         add(variant, taken)
     if llama is not None:
-        add(llama.name, measure_llama(llama, [count for count in ordered if count <= LLAMA_MOST], MAX_ROWS))
+        add(llama.name, measure_llama(llama, [count for count in ordered if count <= LLAMA_MAX], MAX_ROWS))
     return table(["cache", "tokens in it", *titles], lines, left={"cache"})
 
 

@@ -58,7 +58,7 @@ QUESTION = 16
 
 
 class Encoding(NamedTuple):
-    """What was measured of pictures of one size; memory in bytes beyond that before the tower was opened."""
+    """The figures of pictures of one size; memory in bytes beyond that before the tower was opened."""
 
     tokens: int
     seconds: float

@@ -26,7 +26,7 @@ from benchmarks.e2b_shape import VISION
 from ondevice import machine
 from ondevice.bundle_format import graph_io
 from ondevice.cli.bench.tables import table
-from ondevice_export.matrices import MOST_ACTIVATION, MOST_TRANSPOSED
+from ondevice_export.matrices import MAX_ACTIVATION, MAX_TRANSPOSED
 
 FloatArray = NDArray[np.float32]
 CONTRIB = "com.microsoft"
@@ -77,7 +77,7 @@ def by_tensor_unsigned(w: FloatArray) -> Form:
     return Form([node], {"codes": (codes.astype(np.int16) + 128).astype(np.uint8), "scales": scales, "zero": zero})
 
 
-def by_row(w: FloatArray, *, activation: int = MOST_ACTIVATION, most: int = MOST_TRANSPOSED) -> Form:
+def by_row(w: FloatArray, *, activation: int = MAX_ACTIVATION, most: int = MAX_TRANSPOSED) -> Form:
     """A step per row of activations: the tower's form."""
     codes, scales = _codes(w, most)
     nodes = [

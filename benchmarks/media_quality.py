@@ -1,4 +1,4 @@
-"""What int8 costs a vision tower: its soft rows and the language model's next tokens, against the float32 tower.
+"""The loss of a vision tower in int8: its soft rows and the language model's next tokens, against the float32 tower.
 
     python -m benchmarks.media_quality DIRECTORY [--tokens 280] [--pictures 4] [--threads N]
 

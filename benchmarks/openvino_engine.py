@@ -22,11 +22,11 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.engines.kv_cache import Views, attention_mask, make_caches
 from ondevice.engines.protocol import DraftStep, Outputs, Proposals, Rows, TokenTree
 from ondevice.engines.sequence import CachedSequence
-from ondevice.engines.session_file import Origin
+from ondevice.engines.session_file import SessionOrigin
 from ondevice.errors import UsageError
 
 VERSION = ov.__version__.split("-")[0]
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Rows of one forward. A prefill takes as long in chunks of 256, as `ort` runs it."""
 
 PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
@@ -41,7 +41,7 @@ class OpenVinoEngine:
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self._target = bundle.manifest.target
-        self._origin = Origin(bundle.content, self.name, "fp32")
+        self._origin = SessionOrigin(bundle.content, self.name, "fp32")
         core = ov.Core()
         core.add_extension(ConversionExtension("TensorScatter", _tensor_scatter))
         model = core.read_model(os.fspath(bundle.graph(self._target.graph)))
@@ -64,16 +64,16 @@ class OpenVinoEngine:
 class OpenVinoSession(CachedSequence):
     """See `Session`."""
 
-    def __init__(self, target: Target, request: ov.InferRequest, origin: Origin) -> None:
+    def __init__(self, target: Target, request: ov.InferRequest, origin: SessionOrigin) -> None:
         super().__init__(
-            make_caches(target, lambda own: np.dtype((np.float32, (own.kv_width,))), MOST_ROWS, VIEWS),
+            make_caches(target, lambda own: np.dtype((np.float32, (own.kv_width,))), MAX_ROWS, VIEWS),
             origin,
         )
         self._target = target
         self._request = request
 
     def max_rows(self, block: int = 1) -> int:
-        return MOST_ROWS
+        return MAX_ROWS
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         raise UsageError("drafts are not measured here")

@@ -26,7 +26,7 @@ from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.engines.layer_path import WHOLE, LayerPath, free_sub_layers, path_of
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, Scores
+from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, NextLogits
 
 PROMPT_TOKENS = 64
 RUNS = 15
@@ -42,9 +42,9 @@ def early_exit(engine: Engine, stop: int) -> EarlyExitDrafter:
         return EarlyExitDrafter(engine, stop)
     anything = np.zeros(engine.target.hidden_size, np.float32)
 
-    def head(session: Session, hidden: Float32Array) -> Scores:
+    def head(session: Session, hidden: Float32Array) -> NextLogits:
         step = session.draft_step(0, anything)
-        return Scores(step.logits, step.candidates)
+        return NextLogits(step.logits, step.candidates)
 
     return EarlyExitDrafter(engine, stop, head)
 

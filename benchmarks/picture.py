@@ -29,7 +29,7 @@ SETTINGS = {"auto": "auto", "mtp": "MTP", "ngram": "n-gram", "plain": "no drafts
 LLAMA_SETTINGS = {"llama.cpp mtp 3": "MTP", "llama.cpp ngram": "n-gram", "llama.cpp plain": "no drafts"}
 """Settings of the tables of real text, and the names of their bars."""
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 WIDTH, HEIGHT, BELOW = 880, 356, 270
 """Size of the picture, and the height of its lower part."""
 
@@ -118,12 +118,12 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
 def forwards(table: Sequence[dict[str, str]]) -> Iterator[str]:
     """A line per engine."""
     series: dict[str, Points] = {
-        name: [(int(row["rows"]), float(row[f"{name} ms"])) for row in table if int(row["rows"]) <= MOST_ROWS]
+        name: [(int(row["rows"]), float(row[f"{name} ms"])) for row in table if int(row["rows"]) <= MAX_ROWS]
         for name in ENGINES
         if f"{name} ms" in table[0]
     }
     most = max(y for points in series.values() for _, y in points)
-    panel = Panel(560, 215, MOST_ROWS, most * 1.05)
+    panel = Panel(560, 215, MAX_ROWS, most * 1.05)
     yield from panel.frame(
         "Why: milliseconds per forward", "tokens that it verifies (E2B's shape)", range(0, int(most), 100)
     )
@@ -134,7 +134,7 @@ def forwards(table: Sequence[dict[str, str]]) -> Iterator[str]:
         path = " L".join(f"{panel.x(x)} {panel.y(y)}" for x, y in points)
         yield f'<path class="line {kind}" d="M{path}"/>'
     for name, y in _apart({name: panel.y(points[-1][1]) for name, points in series.items()}, 15).items():
-        yield text(panel.x(MOST_ROWS) + 8, y + 4, ENGINES[name], name.replace(".", ""))
+        yield text(panel.x(MAX_ROWS) + 8, y + 4, ENGINES[name], name.replace(".", ""))
 
 
 def real_text(tables: Sequence[Sequence[dict[str, str]]]) -> Iterator[str]:

@@ -102,7 +102,7 @@ def trained_text(files: list[Path]) -> str:
 
 
 def trained_sentences(results: str) -> str:
-    """What the README says of a published model with a trained drafter; empty if it was not measured."""
+    """The README's sentences on a published model with a trained drafter; empty if it was not measured."""
     if f"\n{TRAINED}\n" not in results:
         return ""
     *_, kinds = read_tables(results, TRAINED)[:3]
@@ -119,7 +119,7 @@ def trained_sentences(results: str) -> str:
 
 
 def readme_text(found: Found, other_cpu: Found, trained: str = "") -> str:
-    """What the README says below its picture; `trained` are `trained_sentences`."""
+    """The README's sentences below its picture; `trained` are `trained_sentences`."""
     greedy, sampled = (found[temperature]["auto"] for temperature in TEMPERATURES)
     lead, sampled_lead = (over_llama(found[temperature]) for temperature in TEMPERATURES)
     slower, slower_sampled = (other_cpu[temperature]["auto"] for temperature in TEMPERATURES)
@@ -144,7 +144,7 @@ def over_llama(settings: Mapping[str, Setting]) -> float:
 
 
 def drafting_text(found: Found) -> str:
-    """What docs/drafting.md says about trees, draft models and heads."""
+    """The paragraph of docs/drafting.md about trees, draft models and heads."""
     greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
     lengths = [name.removeprefix("mtp ") for name in sampled if re.fullmatch(r"mtp \d+", name)]
     trees, chains = (_listed(sampled[f"{way} {length}"] for length in lengths) for way in ("mtp", "mtp chain"))

@@ -1,4 +1,4 @@
-"""What every format loses on a published model, and what llama.cpp's formats of the same weights lose.
+"""The loss of every format on a published model, and of llama.cpp's formats of the same weights.
 
     python -m benchmarks.quality FILE.gguf --json found.json [--formats int4 ...]
     python -m benchmarks.quality FILE.gguf --json found.json --llama DIRECTORY [--types Q8_0 Q4_0 ...]

@@ -110,7 +110,7 @@ def geometric(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def interval_text(values: Sequence[float], digits: int = 2) -> str:
-    """Such as `1.52 [1.31, 1.75]`; without the interval for one value."""
+    """A mean with its interval, as in `1.52 [1.31, 1.75]`; without the interval for one value."""
     if not values:
         return "-"
     mean, low, high = (f"{value:.{digits}f}" for value in geometric(values))

@@ -33,7 +33,7 @@ PICTURE = ROOT / "docs" / "recording.svg"
 PROMPT = ROOT / "models" / "demo_prompt.txt"
 
 WITHOUT, WITH = ("--drafter=none",), ("--compare",)
-"""What the two commands add to the common options."""
+"""The options of each command beyond the common ones."""
 
 COLUMNS, ROWS = 62, 24
 """Size of a terminal, in characters."""

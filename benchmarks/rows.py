@@ -33,7 +33,7 @@ from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
 from ondevice.engines.simd.tensor_files import Matrix
 
@@ -87,7 +87,7 @@ class Work:
 
 
 def work_of(model: TargetModel) -> Work:
-    """What the kernels must at least read and multiply; a weight is its code and a share of an fp16 scale."""
+    """The least bytes that kernels read, and the multiplications; a weight is a code and its share of an fp16 scale."""
     shared = model.config.first_shared_layer
     lower = [matrix for layer in model.layers[:shared] for matrix in _matrices(layer)]
     if model.per_layer is not None:
@@ -219,7 +219,7 @@ def main() -> None:
     with RooflineMeasurement(arguments.threads) as measurement:
         found = compare(engines, llama, arguments.rounds, measurement)
     roofline = measurement.median()
-    work = work_of(Models(bundle).target)
+    work = work_of(BundleModels(bundle).target)
     facts = {
         "bundle": bundle.manifest.name,
         "processor": machine.processor_name(),

@@ -48,7 +48,7 @@ from benchmarks.e2b_shape import FloatArray, RandomCheckpoint, described_target
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice.bundle_format.decoder import Decoder, Layer
-from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
     DRAFTER_CENTROIDS,
@@ -97,7 +97,7 @@ OF_THE_PAIR = (
 )
 CONTROL = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENS = 96
-"""Of the replies that are compared."""
+"""The length of the replies that are compared."""
 
 _SMALL: Fields = {
     "hidden_size": 384,
@@ -309,7 +309,7 @@ class Vocabulary:
         """float32[size]: the spare column of a table of tokens."""
         return np.where(np.arange(self.size) < self.used, np.float32(used), np.float32(UNUSED)).astype(np.float32)
 
-    def order(self, pair: IntArray, clusters: Shortlist, wide: Shortlist) -> IntArray:
+    def order(self, pair: IntArray, clusters: ShortlistEntry, wide: ShortlistEntry) -> IntArray:
         """Token ids by cluster: the pair's clusters, each filled up, then clusters without a used token."""
         free = np.arange(self.used, self.size)
         missing = self.size // wide.clusters - self.used // clusters.clusters
@@ -318,7 +318,7 @@ class Vocabulary:
         return np.concatenate([ordered.reshape(-1), free[filled.size :]])
 
 
-def centroids(values: FloatArray, hidden: IntArray, clusters: Shortlist, wide: Shortlist) -> Placed:
+def centroids(values: FloatArray, hidden: IntArray, clusters: ShortlistEntry, wide: ShortlistEntry) -> Placed:
     """The pair's centroids; some clusters without a used token are always scored, the others never."""
     marks = np.full(wide.clusters, UNUSED, np.float32)
     marks[: clusters.clusters] = 0
@@ -408,7 +408,9 @@ def widen_drafter(pair: DrafterCheckpoint, wide: DrafterEntry, source: Target, t
     return found
 
 
-def widen_heads(pair: HeadsCheckpoint, source: TargetCheckpoint, target: Target, wide: Shortlist) -> HeadsCheckpoint:
+def widen_heads(
+    pair: HeadsCheckpoint, source: TargetCheckpoint, target: Target, wide: ShortlistEntry
+) -> HeadsCheckpoint:
     """The pair's heads for the wide target, which score a shortlist of the wide drafter's size."""
     way, read, places = Widening(source.config, target), pair.checkpoint.read, layer_places(source.config, target)
     known = Vocabulary(source.config.vocab_size, target.vocab_size)
@@ -438,7 +440,7 @@ def widen_heads(pair: HeadsCheckpoint, source: TargetCheckpoint, target: Target,
     return HeadsCheckpoint(pair.checkout, checkpoint, tuple(entries), shapes)
 
 
-def _shortlists(pair: Shortlist | None, wide: Shortlist | None) -> tuple[Shortlist, Shortlist]:
+def _shortlists(pair: ShortlistEntry | None, wide: ShortlistEntry | None) -> tuple[ShortlistEntry, ShortlistEntry]:
     if pair is None or wide is None:
         raise CheckpointError("only heads that score a shortlist can be widened")
     return pair, wide

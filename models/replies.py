@@ -21,17 +21,17 @@ QUESTIONS = (
     "Explain recursion to a child of eight.",
     "Rewrite politely: Send me the report now.",
 )
-MOST_TOKENS = 200
+MAX_TOKENS = 200
 
 
 def main() -> None:
     print(f"""# Ten replies of SmolLM2-135M-Instruct
 
-Printed by `python -m models.replies` with the bundle of `make demo`: greedy, at most {MOST_TOKENS} tokens, good and bad
+Printed by `python -m models.replies` with the bundle of `make demo`: greedy, at most {MAX_TOKENS} tokens, good and bad
 as they are. The model has 135 million parameters.""")
     with ondevice.load("bundles/smollm2") as model:
         for question in QUESTIONS:
-            reply = model.generate([{"role": "user", "content": question}], temperature=0.0, max_new_tokens=MOST_TOKENS)
+            reply = model.generate([{"role": "user", "content": question}], temperature=0.0, max_new_tokens=MAX_TOKENS)
             cut = " […]" if reply.finish_reason == "length" else ""
             quoted = (reply.text + cut).replace("\n", "\n> ")
             print(f"\n## {question}\n\n> {quoted}")

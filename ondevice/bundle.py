@@ -32,7 +32,7 @@ RESPONSE_TEMPLATE = "response_template.json"
 PIECE = 1 << 20
 """Bytes that `sha256` reads at a time."""
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Largest manifest that is read, in bytes. Real ones have up to some hundred kilobytes, mostly tensor tables."""
 
 _REMOVED = ".removed-"
@@ -252,8 +252,8 @@ def _locate(location: str | Path) -> Path:
 
 def _read_manifest(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BundleCorruptError(f"{path} has more than {MOST_BYTES} bytes: export the bundle again")
+        if path.stat().st_size > MAX_BYTES:
+            raise BundleCorruptError(f"{path} has more than {MAX_BYTES} bytes: export the bundle again")
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise BundleCorruptError(f"{path} is not UTF-8 text: export the bundle again") from error

@@ -23,7 +23,7 @@ if sys.platform != "win32":
     import fcntl
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Symbolic links that a path may lead through, as in Linux."""
 
 _log = logging.getLogger("ondevice")
@@ -203,7 +203,7 @@ def _passed(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         yield place, status
         if stat.S_ISLNK(status.st_mode):
             links += 1
-            if links > MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             rest += reversed(place.readlink().parts)
             place = place.parent

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from ondevice import __version__, machine
-from ondevice.bundle import MANIFEST, MOST_BYTES, Bundle, check_names, model_home, sha256
+from ondevice.bundle import MANIFEST, MAX_BYTES, Bundle, check_names, model_home, sha256
 from ondevice.bundle_format.manifest import FileEntry, Manifest
 from ondevice.errors import (
     BundleCorruptError,
@@ -47,7 +47,7 @@ PIECE = 1 << 20
 TIMEOUT_S = 30.0
 """Longest wait for a connection or for the next byte."""
 
-MOST_FAILURES = 6
+MAX_FAILURES = 6
 """Consecutive requests without a new byte before the download gives up."""
 
 PAUSE_S = 0.5
@@ -351,10 +351,10 @@ def _repeated(request: Callable[[], _T], name: str, length: Callable[[], int] = 
 
     Args:
         name: the file, for the error.
-        length: bytes received so far. A failed request that brought some does not count towards `MOST_FAILURES`.
+        length: bytes received so far. A failed request that brought some does not count towards `MAX_FAILURES`.
 
     Raises:
-        HubError: `MOST_FAILURES` consecutive requests failed.
+        HubError: `MAX_FAILURES` consecutive requests failed.
     """
     failures = 0
     while True:
@@ -363,7 +363,7 @@ def _repeated(request: Callable[[], _T], name: str, length: Callable[[], int] = 
             return request()
         except _ConnectionLostError as error:
             failures = 1 if length() > before else failures + 1
-            if failures == MOST_FAILURES:
+            if failures == MAX_FAILURES:
                 raise HubError(
                     f"{name} could not be downloaded whole: {error}. The same command continues from here"
                 ) from error
@@ -389,7 +389,7 @@ def _fetch_manifest(remote: _Remote) -> tuple[bytes, _Remote]:
             content = bytearray()
             for piece in response.iter_bytes(PIECE):
                 content += piece
-                if len(content) > MOST_BYTES:
+                if len(content) > MAX_BYTES:
                     break
             answers = [response, *response.history]
             commits = [each.headers["X-Repo-Commit"] for each in answers if "X-Repo-Commit" in each.headers]
@@ -409,8 +409,8 @@ def _fetch_manifest(remote: _Remote) -> tuple[bytes, _Remote]:
 
 def _checked(content: bytes, repository: str, out: Path) -> Manifest:
     try:
-        if len(content) > MOST_BYTES:
-            raise BundleCorruptError(f"bundle.json has more than {MOST_BYTES} bytes")
+        if len(content) > MAX_BYTES:
+            raise BundleCorruptError(f"bundle.json has more than {MAX_BYTES} bytes")
         manifest = Manifest.from_json(content.decode("utf-8"))
         check_names(out, manifest)
         if MANIFEST in manifest.files or manifest.altered:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.engines.choice import EngineName, open_engine
-from ondevice.engines.protocol import MOST_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
+from ondevice.engines.protocol import MAX_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
 from ondevice.errors import BundleNotFoundError, PromptError, UsageError
 from ondevice.generate.costs import CostsFile
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
-from ondevice.generate.drafters.registry import DrafterEntry
+from ondevice.generate.drafters.registry import RegisteredDrafter
 from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.scheduler import Drafting, GenerationRequest, Scheduler
@@ -119,7 +119,7 @@ def load(
         check_whole("threads", threads, 1, max(MAX_THREADS, machine.processors()))
     if context_length is not None:
         check_whole("context_length", context_length, 2)
-    check_whole("max_sequences", max_sequences, 1, MOST_SESSIONS)
+    check_whole("max_sequences", max_sequences, 1, MAX_SESSIONS)
     check_whole("cache_bytes", cache_bytes, 0)
     check_whole("media_cache_bytes", media_cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
@@ -569,7 +569,7 @@ class Model:
 
     def _entry(
         self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
-    ) -> DrafterEntry | None:
+    ) -> RegisteredDrafter | None:
         """The registry entry of a drafter's name or path; None for `none`."""
         if self._draft_bundles is not None:
             entry = self._draft_bundles.entry(drafter, sampling, on_prepare)
@@ -602,7 +602,7 @@ class DraftBundles:
 
     def entry(
         self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
-    ) -> DrafterEntry | None:
+    ) -> RegisteredDrafter | None:
         """The registry entry for a value of `--drafter` with a draft bundle in it; None if it names no bundle.
 
         Raises:

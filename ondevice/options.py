@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from ondevice.bundle_format.vision import BUDGETS
-from ondevice.engines.protocol import MOST_SESSIONS
+from ondevice.engines.protocol import MAX_SESSIONS
 from ondevice.errors import BundleCorruptError, UsageError, near, reason, shown
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftSampling
@@ -167,7 +167,7 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 0)
-        check_whole("copies", self.copies, 0, MOST_SESSIONS)
+        check_whole("copies", self.copies, 0, MAX_SESSIONS)
         if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
             raise UsageError(
                 f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {shown(self.image_tokens)}"

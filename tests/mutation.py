@@ -375,7 +375,8 @@ class Tree:
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, self.path / name)
 
-        self._start(sys.executable, "-c", _PREPARE, cache=self._kernels).wait()
+        if self._start(sys.executable, "-c", _PREPARE, cache=self._kernels).wait():
+            raise SystemExit(f"the kernels cannot be built:\n{(room / 'output').read_text('utf-8', 'replace')}")
 
     def times(self, files: Sequence[str]) -> dict[str, float | None]:
         """Seconds that each test file takes where nothing is mutated; None for those with a failing test."""
@@ -454,7 +455,7 @@ _PREPARE = """
 from ondevice.native.sets import PARTS
 from ondevice.preparation import Preparation
 with Preparation() as preparation:
-    preparation.compile(PARTS.values())
+    preparation.compile(PARTS)
     preparation.finish()
 """
 

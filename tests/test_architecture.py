@@ -175,6 +175,30 @@ def reaches(importers: tuple[str, ...], imported: tuple[str, ...]) -> list[Impor
     )
 
 
+def public_types(path: Path) -> Iterator[str]:
+    """Names of the classes of a file, and of the types that it gives a name, such as `Origin = Literal[...]`."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            is_variable = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "TypeVar"
+            name = "" if is_variable else node.targets[0].id
+        else:
+            continue
+        if name[:1].isupper() and not name.isupper():
+            yield name
+
+
+def test_no_two_types_have_one_name():
+    owners: dict[str, list[str]] = {}
+    for root in (ROOT / "ondevice", ROOT / "export"):
+        for path in root.rglob("*.py"):
+            for name in public_types(path):
+                owners.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    assert len(owners) > 500
+    assert {name: paths for name, paths in owners.items() if len(paths) > 1} == {}
+
+
 def test_tokens_know_no_text():
     assert (
         reaches(

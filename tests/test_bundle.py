@@ -15,7 +15,7 @@ import pytest
 from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.bundle_format.decoder import rotary_numbers
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
-from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
 from tests.decoders_made import layer
 
@@ -142,7 +142,7 @@ def test_a_manifest_that_is_only_laid_out_otherwise(bundle: Path) -> None:
     Bundle.open(bundle, verify_hashes=True)
 
 
-HEADS = (HeadsEntry("medusa", "m", 3, 256), HeadsEntry("exit", "e", 1, 64, 1, shortlist=Shortlist(16, 4)))
+HEADS = (HeadsEntry("medusa", "m", 3, 256), HeadsEntry("exit", "e", 1, 64, 1, shortlist=ShortlistEntry(16, 4)))
 
 
 @pytest.mark.parametrize(("add_bos", "first"), [(True, 2), (False, None)])

@@ -12,7 +12,7 @@ import pytest
 
 from ondevice import Model
 from ondevice.generate.drafters import registry
-from ondevice.generate.drafters.registry import DrafterEntry
+from ondevice.generate.drafters.registry import RegisteredDrafter
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -70,7 +70,7 @@ def test_an_application_can_pass_the_drafter(bigram: ModuleType, reference_model
 def test_the_registry_offers_it_by_name(
     bigram: ModuleType, reference_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = eval(ENTRY, {"DrafterEntry": DrafterEntry, "BigramDrafter": bigram.BigramDrafter})
+    entry = eval(ENTRY, {"DrafterEntry": RegisteredDrafter, "BigramDrafter": bigram.BigramDrafter})
     monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
     assert "bigram" in registry.names()
     plain = reference_model.generate(PROMPT, max_new_tokens=48, temperature=0.9, seed=3, drafter="none")

@@ -17,7 +17,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.layer_path import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
 from ondevice.engines.protocol import KVCacheType
 from ondevice.generate.drafters import registry, self_speculative
-from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, Scores, SwiftDrafter
+from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, NextLogits, SwiftDrafter
 from ondevice_export import export
 from tests.conftest import MakePair
 from tests.tiny_models import CONTEXT, QUANTISED
@@ -307,7 +307,7 @@ def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
     shared = [index for index, layer in enumerate(layers) if layer.attention.kv_source is not None]
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((vocabulary, engine.target.hidden_size)).astype(np.float32)
-    return EarlyExitDrafter(engine, shared[0] if shared else 1, lambda session, hidden: Scores(weights @ hidden))
+    return EarlyExitDrafter(engine, shared[0] if shared else 1, lambda session, hidden: NextLogits(weights @ hidden))
 
 
 @each_bundle
@@ -334,13 +334,13 @@ def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
         vocabulary, real = model.manifest.target.vocab_size, drafter.scores
         text = [*prompt, *plain.token_ids]
 
-        def by_heart(session: Any, tokens: list[int]) -> Scores | None:
+        def by_heart(session: Any, tokens: list[int]) -> NextLogits | None:
             scores = real(session, tokens)
             assert scores is not None
             place = session.length + len(tokens)
             if place < len(text) and place % 3:
                 scores.logits[text[place]] = 1e6
-            return Scores(scores.logits[:vocabulary])
+            return NextLogits(scores.logits[:vocabulary])
 
         drafter.scores = by_heart  # type: ignore[method-assign,assignment]
         reply = model.generate(prompt, drafter=drafter, **options, **CONSTANT)
@@ -386,7 +386,7 @@ def test_damaged_heads_cost_no_reply(directories: dict[str, Path]) -> None:
         plain = model.generate(prompt_of(model), drafter="none", **options)
         logits = np.zeros(3, np.float32)
         wrong = (np.array([1, 2, 1 << 40]), np.array([-1, 0, 1]))
-        for scores in (Scores(logits * np.nan), *(Scores(logits, ids) for ids in wrong)):
+        for scores in (NextLogits(logits * np.nan), *(NextLogits(logits, ids) for ids in wrong)):
             drafter = EarlyExitDrafter(model.engine, 2, lambda session, hidden, scores=scores: scores)  # type: ignore[misc]
             reply = model.generate(prompt_of(model), drafter=drafter, **options, **CONSTANT)
             assert reply.token_ids == plain.token_ids

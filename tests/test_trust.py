@@ -286,7 +286,7 @@ def test_skipped_layers_of_others_are_not_read_and_those_in_a_bundle_are(
 def test_machine_code_of_others_is_not_loaded(
     cache: Path, give_away: GiveAway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "choice", lambda: library.Choice("generic", None))
+    monkeypatch.setattr(library, "choice", lambda: library.LibraryChoice("generic", None))
     part = "tokens"
     file = library.cached(part)
     assert library.obstacle() is None

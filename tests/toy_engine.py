@@ -16,9 +16,9 @@ from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import PathMemory
-from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Outputs, Proposals, Rows
+from ondevice.engines.protocol import MAX_SESSIONS, DraftStep, ExpertShare, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
-from ondevice.engines.session_file import Origin
+from ondevice.engines.session_file import SessionOrigin
 from tests.decoders_made import layer
 
 VOCAB = 11
@@ -57,7 +57,7 @@ class ToySession(CachedSequence):
     """A session whose caches hold the token ids themselves, and whose logits are computed from the caches."""
 
     def __init__(self, engine: ToyEngine) -> None:
-        super().__init__(_caches(engine.target, engine.most_rows), Origin("toy", "toy", "none"))
+        super().__init__(_caches(engine.target, engine.most_rows), SessionOrigin("toy", "toy", "none"))
         self.engine = engine
 
     def _sibling(self) -> ToySession:
@@ -146,7 +146,7 @@ class ToyEngine:
             if self._before is not None:
                 self._before(batch)
             sessions: list[Any] = [rows.session for rows in batch]
-            if not 0 < len(batch) <= MOST_SESSIONS or len(set(map(id, sessions))) < len(batch):
+            if not 0 < len(batch) <= MAX_SESSIONS or len(set(map(id, sessions))) < len(batch):
                 raise ValueError("a batch has 1 to 16 different sessions")
             for session in sessions:
                 session.check_open()

@@ -23,7 +23,7 @@ from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorT
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.progress import Advance
-from ondevice_export.calibration.source import Calibration
+from ondevice_export.calibration.source import FactorSource
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
@@ -52,7 +52,7 @@ class GraphFiles:
     """
 
     def __init__(
-        self, directory: Path, options: ExportOptions, advance: Advance, calibration: Calibration | None = None
+        self, directory: Path, options: ExportOptions, advance: Advance, calibration: FactorSource | None = None
     ) -> None:
         """
         Args:
@@ -121,7 +121,7 @@ class GraphFiles:
         formats: Formats,
         *,
         modules: QuantizedModules | None = None,
-        calibration: Calibration | None = None,
+        calibration: FactorSource | None = None,
     ) -> Iterator[tuple[GraphBuilder, Weights]]:
         """Give a graph builder and its weights; the graph is saved after all weights have been written."""
         path, data = self._directory / name, f"{name}.data"

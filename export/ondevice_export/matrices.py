@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.arrays import Float32Array
 from ondevice.bundle_format.tensor_table import Format, Scales, Tensor
 from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, WeightFormat
 from ondevice.errors import CheckpointError
@@ -22,8 +23,7 @@ from ondevice_export.checkpoint.quantized_modules import QuantizedModule
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, Quantized, dequantize, quantize
 
-FloatArray = npt.NDArray[np.float32]
-RowReader = Callable[[int, int], FloatArray]
+RowReader = Callable[[int, int], Float32Array]
 RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
 BlockReader = Callable[[int, int], tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any] | None]]
 
@@ -32,7 +32,7 @@ _CHUNK = 1 << 19
 _MAX_WORKERS = 8
 _ON_GRID = 1e-5
 """Squared error of bfloat16 relative to the weights', at most 4e-6; that of rounding to 4 bits is 6e-3."""
-MOST_ACTIVATION, MOST_TRANSPOSED = 90, 91
+MAX_ACTIVATION, MAX_TRANSPOSED = 90, 91
 """Largest magnitudes of codes, of activations and of a matrix that is stored transposed and multiplies them.
 
 On x86-64 CPUs without dot-product instructions, ONNX Runtime's product of unsigned with signed bytes adds two products
@@ -249,7 +249,7 @@ def _write_rows(  # noqa: PLR0917
     return weights.size
 
 
-def _is_on_grid(weights: FloatArray, quantized: Quantized, form: WeightFormat) -> bool:
+def _is_on_grid(weights: Float32Array, quantized: Quantized, form: WeightFormat) -> bool:
     """Whether rounding weight by weight changes nothing but the last bits of bfloat16, as after training for a grid."""
     error = float(np.square(weights - dequantize(quantized, form)).sum())
     return error <= _ON_GRID * float(np.square(weights).sum())
@@ -272,7 +272,7 @@ def _write_read_blocks(file: DataFile, stored: StoredMatrix, blocks: BlockReader
     return (stop - start) * stored.width
 
 
-def _to_fp16(values: npt.NDArray[Any]) -> FloatArray:
+def _to_fp16(values: npt.NDArray[Any]) -> Float32Array:
     """Values rounded to fp16, as float32; infinite beyond its range."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16).astype(np.float32)
@@ -293,7 +293,7 @@ def _write_transposed(file: DataFile, stored: StoredMatrix, rows: RowReader) -> 
     weights = rows(0, stored.rows)
     if not np.isfinite(weights).all():
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
-    scales = np.abs(weights).max(axis=1) / np.float32(MOST_TRANSPOSED)
+    scales = np.abs(weights).max(axis=1) / np.float32(MAX_TRANSPOSED)
     codes = np.rint(weights / np.maximum(scales, np.float32(1e-30))[:, None]).astype(np.int8)
     assert stored.scales is not None
     file.write(stored.data, 0, codes.T)

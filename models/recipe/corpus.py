@@ -13,7 +13,7 @@ from pathlib import Path
 from packages import Package, find_wheel, source_files
 
 HELD_OUT_PERCENT = 3
-SMALLEST_FILE, LARGEST_FILE = 200, 320_000  # bytes; larger files are generated tables
+MIN_FILE, MAX_FILE = 200, 320_000  # bytes; larger files are generated tables
 PACKAGE_BYTES = 8_000_000  # of one package at most, so that none dominates
 COPIED_SHARE = 0.3  # a module is a copy if held-out modules contain more than this share of its longer lines
 LONGER_LINE = 20  # characters: shorter lines occur in many files
@@ -70,7 +70,7 @@ def read_packages(packages: Iterable[Package], wheels: Path) -> list[Module]:
 def usable(sources: Iterable[tuple[str, bytes]], package: str = "") -> Iterator[Module]:
     """Modules of a suitable size that can be decoded and parsed."""
     for path, data in sources:
-        if SMALLEST_FILE < len(data) < LARGEST_FILE:
+        if MIN_FILE < len(data) < MAX_FILE:
             text = decode(data)
             if text is not None and parse(text) is not None:
                 yield Module(path, text, package)

@@ -21,7 +21,7 @@ from corpus import read_library
 from dataset import Blocks, Tokens, held_out_stream, prompt_ids
 from drafter import Lesson, ahead, draft_states, lesson, round_masks
 from owntext import continue_rows, gumbel
-from repetition import LONGEST_PERIOD, circling
+from repetition import MAX_PERIOD, circling
 from tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -188,7 +188,7 @@ def loops(pair: Pair, prompts: Tensor) -> dict[str, float]:
     looping = sum(is_loop(pair.tokenizer.decode(row)) for row in written.tolist())
     circles = float(np.mean([circling(row) for row in written]))
     figures = {"texts": len(rows), "tokens": LOOP_TOKENS, "repeats": LOOP, "looping": looping}
-    return {**figures, "circling": circles, "longest_period": LONGEST_PERIOD}
+    return {**figures, "circling": circles, "longest_period": MAX_PERIOD}
 
 
 def is_loop(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a frozen target says about replies: computed once, kept on disk, and read by the training of its drafter.
+"""A frozen target's states and samples for replies: computed once, kept on disk, read by its drafter's training.
 
 A lesson is one conversation: its tokens, and for every position the state after the final norm, and keys and values of
 the last full-attention layer. Files hold SHARD lessons each.

@@ -14,7 +14,7 @@ from schedule import Budget
 from target import SHORT, NextTokenRun, softcapped, target_after_corpus
 from torch import Tensor
 
-LONGEST_PERIOD = 64  # tokens
+MAX_PERIOD = 64  # tokens
 SHORTEST = 8  # tokens that must equal those one period before; always more than a period
 WEIGHT = 2.0  # relative to the corpus's loss
 RAW_TEXT = "raw.npy"  # the target's text before this training: uint16[N]
@@ -23,10 +23,10 @@ RAW_TEXT = "raw.npy"  # the target's text before this training: uint16[N]
 def circling(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     """Which tokens belong to a repetition, except its first period: bool[T]; ids : int[T].
 
-    In a repetition, a sequence of up to LONGEST_PERIOD tokens occurs at least twice and then a third time in part.
+    In a repetition, a sequence of up to MAX_PERIOD tokens occurs at least twice and then a third time in part.
     """
     marked = np.zeros(len(ids), bool)
-    for period in range(1, min(LONGEST_PERIOD, len(ids) - 1) + 1):
+    for period in range(1, min(MAX_PERIOD, len(ids) - 1) + 1):
         same = ids[period:] == ids[:-period]
         run = np.cumsum(~same)  # a number for each run of tokens that equal those a period before
         lengths = np.bincount(run[same], minlength=run[-1] + 1)

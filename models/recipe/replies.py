@@ -24,7 +24,7 @@ import ondevice
 TEMPERATURES = (1.0, 0.7, 1.0, 0.0)  # one of these by chance
 OWN_SHARE = 0.4  # of the prompts are written by the target itself
 MOST = 320  # tokens of a reply
-MOST_ASKED = 160  # tokens of a prompt by the target
+MAX_ASKED = 160  # tokens of a prompt by the target
 TOGETHER = 16  # replies that share the forwards of a process
 LOG_SECONDS = 60
 HELD_OUT_EVERY = 32  # replies whose number is a multiple are never trained on
@@ -67,7 +67,7 @@ class Writer:
         random = Random(number)
         temperature = random.choice(TEMPERATURES)
         if random.random() < OWN_SHARE and self.opening is not None:
-            asked = self.model.generate(self.opening, max_new_tokens=MOST_ASKED, temperature=1.0, seed=number, **PLAIN)
+            asked = self.model.generate(self.opening, max_new_tokens=MAX_ASKED, temperature=1.0, seed=number, **PLAIN)
             kind, text = "own", asked.text.strip()
             if not text or asked.finish_reason != "stop":
                 return None

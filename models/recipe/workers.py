@@ -43,7 +43,7 @@ def enter(rank: int, count: int, meeting: Path, work: Callable[..., None], argum
 
 
 def rank() -> int:
-    """This process's number; 0 writes files and draws the progress bar."""
+    """The process's number; 0 writes files and draws the progress bar."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 

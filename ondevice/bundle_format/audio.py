@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
-from ondevice.bundle_format.decoder import MOST_LAYERS
+from ondevice.bundle_format.decoder import MAX_LAYERS
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
 
 RATE = 16_000
 """Samples per second that the tower hears."""
 
-MOST_SAMPLES = 30 * RATE
+MAX_SAMPLES = 30 * RATE
 """Samples of a sound that the tower encodes at once: it was trained with no longer ones."""
 
 HOP, FRAME, FFT = 160, 320, 512
@@ -41,7 +41,7 @@ NORMS = (
 
 DEPTHWISE = "lconv1d.depthwise_conv1d.weight"
 RELATIVE_KEYS, QUERY_SCALE = "self_attn.relative_keys", "self_attn.query_scale"
-"""What the exporter computes of `relative_k_proj` and `per_dim_scale`: a key for each distance, and a factor of each
+"""The exporter's products of `relative_k_proj` and `per_dim_scale`: a key for each distance, and a factor of each
 element of the queries."""
 SUBSAMPLED = "audio_tower.subsample_conv_projection.input_proj_linear.weight"
 OUTPUT = "audio_tower.output_proj.weight"
@@ -89,7 +89,7 @@ class AudioEntry:
 
 
 def audio_tokens(audio: AudioEntry, samples: int) -> int:
-    """The number of soft tokens of a sound of at most MOST_SAMPLES; 0 for one that is shorter than a frame."""
+    """The number of soft tokens of a sound of at most MAX_SAMPLES; 0 for one that is shorter than a frame."""
     return -(-spectrogram_frames(samples) // 4) if audio.layers else -(-samples // audio.output_size)
 
 
@@ -104,7 +104,7 @@ def check_audio(audio: AudioEntry, target: Target) -> None:
     Raises:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
-    check_number("layers of the audio tower", audio.layers, MOST_LAYERS, least=0)
+    check_number("layers of the audio tower", audio.layers, MAX_LAYERS, least=0)
     check_number("output_size of the audio tower", audio.output_size, 1 << 20)
     check_positive("norm_eps of the audio tower", audio.norm_eps, 1.0)
     if audio.layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-MOST_SIZE = (1 << 31) - 1
+MAX_SIZE = (1 << 31) - 1
 """Largest value of any count in a model."""
 
 
@@ -13,7 +13,7 @@ class InvalidFieldError(ValueError):
     """A field of a configuration has a value that no model can have."""
 
 
-def check_number(name: str, value: Any, most: int = MOST_SIZE, least: int = 1) -> None:
+def check_number(name: str, value: Any, most: int = MAX_SIZE, least: int = 1) -> None:
     """Raise InvalidFieldError unless `value` is an integer from `least` to `most`; `name` is for the message."""
     number = isinstance(value, int) and not isinstance(value, bool)
     require(number and least <= value <= most, f"{name} is {value!r:.99}, not a whole number from {least} to {most}")

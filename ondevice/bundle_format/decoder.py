@@ -23,13 +23,13 @@ from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 
 Activation = Literal["gelu_tanh", "silu"]
 
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 """Most layers of a model; the largest Gemma 4 has 60."""
 
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 """Most experts of a layer; Gemma 4 26B-A4B has 128."""
 
-MOST_FREQUENCY = 1e6
+MAX_FREQUENCY = 1e6
 """Largest rotary frequency, so that its product with a position stays finite."""
 
 
@@ -185,10 +185,10 @@ def check_decoder(name: str, decoder: Decoder) -> None:
     check_number(f"hidden_size of {name}", decoder.hidden_size)
     check_positive(f"norm_eps of {name}", decoder.norm_eps, 1.0)
     require(bool(decoder.layers), f"{name} has no layers")
-    require(len(decoder.layers) <= MOST_LAYERS, f"{name} has {len(decoder.layers)} layers")
+    require(len(decoder.layers) <= MAX_LAYERS, f"{name} has {len(decoder.layers)} layers")
     require(len(decoder.rotary) <= len(decoder.layers), f"{name} has {len(decoder.rotary)} rotary embeddings")
     for frequency in itertools.chain.from_iterable(decoder.rotary):
-        require(0 <= frequency <= MOST_FREQUENCY, f"a rotary frequency of {name} is {frequency!r:.99}")
+        require(0 <= frequency <= MAX_FREQUENCY, f"a rotary frequency of {name} is {frequency!r:.99}")
     for index, layer in enumerate(decoder.layers):
         place = f"layer {index} of {name}"
         types = [block.body.type for block in layer.blocks]
@@ -199,7 +199,7 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             if not isinstance(body, Attention):
                 check_number(f"width of the {body.type} of {place}", body.width)
         if (experts := layer.feed_forward.experts) is not None:
-            check_number(f"experts of {place}", experts.count, MOST_EXPERTS)
+            check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)
             check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)
 

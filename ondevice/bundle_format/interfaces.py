@@ -24,7 +24,7 @@ CACHE_ROWS: Mapping[AttentionKind, str] = {"full": "Sf", "sliding": "Ss"}
 """Name of the number of rows in the caches and masks of each kind of attention."""
 
 
-class Tensor(NamedTuple):
+class TensorSignature(NamedTuple):
     """Element type and shape of an input or an output."""
 
     dtype: str
@@ -33,28 +33,28 @@ class Tensor(NamedTuple):
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
-    def unnamed(self) -> Tensor:
+    def unnamed(self) -> TensorSignature:
         """The tensor with `OPEN` for every name of a size."""
-        return Tensor(self.dtype, tuple(OPEN if isinstance(size, str) else size for size in self.shape))
+        return TensorSignature(self.dtype, tuple(OPEN if isinstance(size, str) else size for size in self.shape))
 
 
 class Interface(NamedTuple):
     """The inputs and outputs of a graph by name, in order."""
 
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, TensorSignature]
+    outputs: Mapping[str, TensorSignature]
 
 
 def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
-    rows, hidden = Tensor("int64", ("T",)), target.hidden_size
-    inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: Tensor("int64", ("R",))}
-    inputs |= {graph_io.write_index(kind): Tensor("int64", (1,)) for kind in target.kinds}
-    inputs |= {graph_io.mask(kind): Tensor("bool", ("T", CACHE_ROWS[kind])) for kind in target.kinds}
+    rows, hidden = TensorSignature("int64", ("T",)), target.hidden_size
+    inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: TensorSignature("int64", ("R",))}
+    inputs |= {graph_io.write_index(kind): TensorSignature("int64", (1,)) for kind in target.kinds}
+    inputs |= {graph_io.mask(kind): TensorSignature("bool", ("T", CACHE_ROWS[kind])) for kind in target.kinds}
     if takes_soft_rows:
-        inputs |= {graph_io.SOFT_ROWS: Tensor("float32", ("S", hidden)), graph_io.EMBEDDING_SOURCE: rows}
+        inputs |= {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", hidden)), graph_io.EMBEDDING_SOURCE: rows}
     outputs = {
-        graph_io.LOGITS: Tensor("float32", ("R", target.vocab_size)),
-        graph_io.HIDDEN: Tensor("float32", ("R", hidden)),
+        graph_io.LOGITS: TensorSignature("float32", ("R", target.vocab_size)),
+        graph_io.HIDDEN: TensorSignature("float32", ("R", hidden)),
     }
     for index in target.kv_layers():
         cache = _cache(target, index)
@@ -64,37 +64,40 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
 
 
 def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
-    one, row = Tensor("int64", (1,)), Tensor("float32", (1, target.hidden_size))
+    one, row = TensorSignature("int64", (1,)), TensorSignature("float32", (1, target.hidden_size))
     inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
-    inputs |= {graph_io.mask(kind): Tensor("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
+    inputs |= {graph_io.mask(kind): TensorSignature("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
     for index in drafter.kv_layers():
         inputs |= {graph_io.past(index, part): _cache(target, index) for part in graph_io.PARTS}
     outputs = {
-        graph_io.CANDIDATES: Tensor("int64", (drafter.candidates,)),
-        graph_io.LOGITS: Tensor("float32", (drafter.candidates,)),
+        graph_io.CANDIDATES: TensorSignature("int64", (drafter.candidates,)),
+        graph_io.LOGITS: TensorSignature("float32", (drafter.candidates,)),
         graph_io.NEXT_HIDDEN: row,
     }
     return Interface(inputs, outputs)
 
 
-def _cache(target: Target, index: int) -> Tensor:
+def _cache(target: Target, index: int) -> TensorSignature:
     """The keys or the values of a target layer."""
     own = target.layers[index].attention
-    return Tensor("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
+    return TensorSignature("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
 
 
 def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
     scored = heads.offsets, heads.candidates
-    outputs = {graph_io.CANDIDATES: Tensor("int64", scored), graph_io.LOGITS: Tensor("float32", scored)}
-    return Interface({graph_io.HIDDEN: Tensor("float32", (1, target.hidden_size))}, outputs)
+    outputs = {
+        graph_io.CANDIDATES: TensorSignature("int64", scored),
+        graph_io.LOGITS: TensorSignature("float32", scored),
+    }
+    return Interface({graph_io.HIDDEN: TensorSignature("float32", (1, target.hidden_size))}, outputs)
 
 
 def vision_interface(vision: VisionEntry, target: Target) -> Interface:
-    place, patches = Tensor("int64", ("N",)), Tensor("float32", ("N", 3 * vision.patch**2))
+    place, patches = TensorSignature("int64", ("N",)), TensorSignature("float32", ("N", 3 * vision.patch**2))
     inputs = {graph_io.PATCHES: patches, graph_io.COLUMN: place, graph_io.ROW: place}
-    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor("float32", ("S", target.hidden_size))})
+    return Interface(inputs, {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", target.hidden_size))})
 
 
 def audio_interface(audio: AudioEntry, target: Target) -> Interface:
-    inputs = {graph_io.SOUND: Tensor("float32", ("F", audio.frame_width))}
-    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor("float32", ("S", target.hidden_size))})
+    inputs = {graph_io.SOUND: TensorSignature("float32", ("F", audio.frame_width))}
+    return Interface(inputs, {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", target.hidden_size))})

@@ -16,11 +16,11 @@ from ondevice.bundle_format.graph_io import AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
 
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 """Longest context in tokens. Rotary angles are computed from positions in float32, which represents integers exactly
 only up to this value."""
 
-MOST_OFFSETS = 16
+MAX_OFFSETS = 16
 """Most tokens that heads propose, which is also the longest draft that the draft-length controller asks for."""
 
 
@@ -78,7 +78,7 @@ class Target(Decoder):
 
 
 @dataclass(frozen=True)
-class Shortlist:
+class ShortlistEntry:
     """A vocabulary in clusters of equal size; only the tokens of the best clusters are scored."""
 
     clusters: int
@@ -96,7 +96,7 @@ class DrafterEntry(Decoder):
 
     candidates: int
     """Number of tokens scored per step: those of the best clusters, those of a list, or the whole vocabulary."""
-    shortlist: Shortlist | None
+    shortlist: ShortlistEntry | None
     """The clusters of the centroid head; None if the same tokens are scored in every step."""
     target_head: bool = False
     """Whether the head is the target's rows of a list of tokens. They score the hidden state of the next step."""
@@ -130,7 +130,7 @@ class HeadsEntry:
     """Exit heads: index of the layer after which they read the residual stream. None for other kinds."""
     width: int = 0
     """Blockwise heads: width of the inner layer that all offsets share. 0 for other kinds."""
-    shortlist: Shortlist | None = None
+    shortlist: ShortlistEntry | None = None
     """None if the whole vocabulary is scored."""
 
 
@@ -141,7 +141,7 @@ def check_target(target: Target) -> None:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
     check_number("vocab_size", target.vocab_size)
-    check_number("context_length", target.context_length, MOST_TOKENS)
+    check_number("context_length", target.context_length, MAX_TOKENS)
     check_decoder("the target", target)
     check_positive("embedding_factor", target.embedding_factor, 1e6)
     if target.window is not None:
@@ -191,7 +191,7 @@ def check_heads(heads: HeadsEntry, target: Target) -> None:
         InvalidFieldError: a number is out of range, or contradicts another or the target's.
     """
     name = f"the {heads.kind} heads"
-    check_number(f"offsets of {name}", heads.offsets, 1 if heads.kind == "exit" else MOST_OFFSETS)
+    check_number(f"offsets of {name}", heads.offsets, 1 if heads.kind == "exit" else MAX_OFFSETS)
     _check_candidates(name, heads.candidates, heads.shortlist, target.vocab_size)
     if heads.kind == "exit":
         check_number("layer of the exit heads", heads.layer, len(target.layers) - 1, least=0)
@@ -210,7 +210,7 @@ def _check_cache(place: str, reader: Attention, source: int, target: Target) -> 
     require(same and owner.kv_source is None, f"{place} cannot read layer {source}'s cache")
 
 
-def _check_candidates(name: str, candidates: int, shortlist: Shortlist | None, vocab_size: int) -> None:
+def _check_candidates(name: str, candidates: int, shortlist: ShortlistEntry | None, vocab_size: int) -> None:
     check_number(f"candidates of {name}", candidates, vocab_size)
     if shortlist is None:
         require(candidates == vocab_size, f"candidates of {name} is {candidates}, the vocabulary has {vocab_size}")

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
-from ondevice.bundle_format.decoder import MOST_LAYERS
+from ondevice.bundle_format.decoder import MAX_LAYERS
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """The most soft tokens that a picture may become: one of these. More tokens show more detail."""
 
-MOST_PATCH = 64
+MAX_PATCH = 64
 """Largest side of a patch, and largest pooled block; real ones have 16 and 3."""
 
 PROJECTION = "embed_vision.embedding_projection.weight"
@@ -84,7 +84,7 @@ def check_vision(vision: VisionEntry, target: Target) -> None:
     Raises:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
-    check_number("layers of the vision tower", vision.layers, MOST_LAYERS, least=0)
+    check_number("layers of the vision tower", vision.layers, MAX_LAYERS, least=0)
     for name in ("hidden_size", "positions"):
         check_number(f"{name} of the vision tower", getattr(vision, name), 1 << 20)
     for name in ("intermediate_size", "query_heads", "head_dim"):
@@ -93,8 +93,8 @@ def check_vision(vision: VisionEntry, target: Target) -> None:
     require(vision.layers > 0 or vision.pool == 1, "a vision tower without layers pools patches")
     check_positive("norm_eps of the vision tower", vision.norm_eps, 1.0)
     check_positive("theta of the vision tower", vision.theta, 1e30, 1.0)
-    check_number("patch of the vision tower", vision.patch, MOST_PATCH)
-    check_number("pool of the vision tower", vision.pool, MOST_PATCH)
+    check_number("patch of the vision tower", vision.patch, MAX_PATCH)
+    check_number("pool of the vision tower", vision.pool, MAX_PATCH)
     require(vision.tokens in BUDGETS, f"tokens of the vision tower is {vision.tokens}, not one of {BUDGETS}")
     tokens = vision.begin_token_id, vision.image_token_id, vision.end_token_id
     for token in tokens:

@@ -144,11 +144,11 @@ class Conversation:
         self._make_view = make_view
         self.messages: list[dict[str, Any]] = []
         self.attached: list[tuple[str, dict[str, Any]]] = []
-        """What goes with the next message: names with their number of tokens, and content parts in OpenAI's form."""
+        """Attachments of the next message: names with their number of tokens, and content parts in OpenAI's form."""
         self.thoughts = ""
         """The thoughts of the last reply."""
         self.stats: Stats | None = None
-        """Of the last reply."""
+        """Figures of the last reply."""
         self.instruct(system)
         model.encode([*self.messages, HELLO])  # a bundle that cannot chat fails now, not after the first message
 
@@ -458,8 +458,8 @@ CHAT_COMMANDS = {
 }
 
 
-class Entry(NamedTuple):
-    """What was typed or piped at once.
+class ChatInput(NamedTuple):
+    """Input that was typed or piped at once.
 
     text : a line, or several
     is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
@@ -469,7 +469,7 @@ class Entry(NamedTuple):
     is_quoted: bool
 
 
-def messages(lines: Generator[str, str | None]) -> Iterator[Entry]:
+def messages(lines: Generator[str, str | None]) -> Iterator[ChatInput]:
     """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one.
 
     Args:
@@ -479,13 +479,13 @@ def messages(lines: Generator[str, str | None]) -> Iterator[Entry]:
         text = line.strip()
         is_pasted = "\n" in text
         if is_pasted or not text.startswith(QUOTES):
-            yield Entry(text, is_pasted)
+            yield ChatInput(text, is_pasted)
             continue
         text = text.removeprefix(QUOTES)
         with contextlib.suppress(StopIteration):
             while not text.endswith(QUOTES):
                 text += f"\n{lines.send(MORE_PROMPT).rstrip()}"
-        yield Entry(text.removesuffix(QUOTES).strip("\n"), True)
+        yield ChatInput(text.removesuffix(QUOTES).strip("\n"), True)
 
 
 def _piped_lines() -> Generator[str, str | None]:
@@ -520,7 +520,7 @@ def _shown_prompt(prompt: str) -> str:
 
 
 def completions(line: str) -> list[str]:
-    """What the last word of a typed line may become: a command, or the name of a file for one that takes a file."""
+    """Completions of the last word of a typed line: a command, or the name of a file for one that takes a file."""
     word, space, rest = line.partition(" ")
     if not space:
         return [f"{name} " for name in [*CHAT_COMMANDS, *EXIT_WORDS] if word and name.startswith(word)]

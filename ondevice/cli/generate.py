@@ -217,7 +217,7 @@ def plain_options(options: GenerationKeywords) -> GenerationKeywords:
 
 
 def compare(drafted: Reply, plain: Reply) -> dict[str, Any]:
-    """What `--compare --json` prints. The tokens of both replies must be equal."""
+    """The object that `--compare --json` prints. The tokens of both replies must be equal."""
     speed, plain_speed = (reply.stats.decode_tokens_per_s for reply in (drafted, plain))
     return {
         "equal": drafted.token_ids == plain.token_ids,

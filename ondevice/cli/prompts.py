@@ -23,7 +23,7 @@ from ondevice.bundle import CHAT_TEMPLATE, is_bundle
 from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError, shown
 from ondevice.machine import expanded
-from ondevice.text.media_parts import MOST_BYTES
+from ondevice.text.media_parts import MAX_BYTES
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
 if TYPE_CHECKING:
@@ -221,15 +221,15 @@ def read_file(path: Path) -> bytes:
         ends = stat.S_ISREG(kind) or stat.S_ISDIR(kind)  # opening a directory fails
         if ends:
             with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
+                content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # a NUL in the path
         raise PromptError(f"cannot read {str(path)!r}: {error}") from error
     if not ends:
         raise PromptError(f"cannot read {path}: it is a device or a pipe, not a file")
-    if len(content) > MOST_BYTES:
-        raise PromptError(f"{path} has more than {MOST_BYTES >> 20} MB")
+    if len(content) > MAX_BYTES:
+        raise PromptError(f"{path} has more than {MAX_BYTES >> 20} MB")
     return content
 
 

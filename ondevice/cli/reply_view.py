@@ -312,7 +312,7 @@ def tail(text: str, columns: int, lines: int) -> list[str]:
 
 
 def change(before: list[str], after: list[str]) -> str:
-    """What to write so that a screen shows the rows `after` instead of `before`, which the cursor is at the end of."""
+    """Characters that make a screen show `after` in place of `before`, rows; the cursor is at the end of `before`."""
     if not before:
         return "\n".join(after)
     same = 0

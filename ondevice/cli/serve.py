@@ -27,7 +27,7 @@ from ondevice.machine import expanded
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
-    from ondevice.server.model_manager import Source
+    from ondevice.server.model_manager import ServedModel
     from ondevice.server.running import Server, Setup
 
 
@@ -127,10 +127,10 @@ def _bundles(location: str) -> list[Bundle]:
     return [Bundle.open(path) for path in found] or [Bundle.open(location)]
 
 
-def _source(bundle: Bundle, args: argparse.Namespace) -> Source:
-    from ondevice.server.model_manager import Source
+def _source(bundle: Bundle, args: argparse.Namespace) -> ServedModel:
+    from ondevice.server.model_manager import ServedModel
 
-    return Source(bundle, lambda on_prepare: load_model(args, on_prepare, bundle=bundle.path))
+    return ServedModel(bundle, lambda on_prepare: load_model(args, on_prepare, bundle=bundle.path))
 
 
 def _memory(gigabytes: float | None) -> int | None:

@@ -17,10 +17,10 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 RESET = "\x1b[0m"
 
-MOST_COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 """Width without a terminal: lines are not wrapped."""
 
-LEAST_COLUMNS = 20
+MIN_COLUMNS = 20
 """Width of the right column of `aligned` at least, however narrow the terminal is."""
 
 KEPT_SPACE = "\0"
@@ -32,7 +32,7 @@ class Style(StrEnum):
 
     DIM = "\x1b[2m"
     PROMPT = "\x1b[1;36m"
-    """What waits for a line: cyan and bold."""
+    """A prompt that waits for a line: cyan and bold."""
     ACCEPTED = "\x1b[32m"
     """Drafted tokens that were accepted: green."""
     CORRECTED = "\x1b[1;35m"
@@ -62,10 +62,10 @@ def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
 
     Args:
         rows: paragraphs by label; a label without paragraphs has no line. `kept` marks words that stay on one line.
-        width: columns of the terminal; the right column has at least `LEAST_COLUMNS`.
+        width: columns of the terminal; the right column has at least `MIN_COLUMNS`.
     """
     indent = max(map(len, rows), default=0) + 2
-    right = max(width - indent, LEAST_COLUMNS)
+    right = max(width - indent, MIN_COLUMNS)
     return [
         f"{'' if index else label:{indent}}{line}".replace(KEPT_SPACE, " ")
         for label, paragraphs in rows.items()
@@ -99,8 +99,8 @@ def kept(text: str) -> str:
 
 
 def columns() -> int:
-    """Width of the terminal on standard output, or `$COLUMNS`; `MOST_COLUMNS` without either."""
-    return shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
+    """Width of the terminal on standard output, or `$COLUMNS`; `MAX_COLUMNS` without either."""
+    return shutil.get_terminal_size((MAX_COLUMNS, 0)).columns
 
 
 def size(count: int) -> str:

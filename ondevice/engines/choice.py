@@ -145,11 +145,11 @@ def preview(bundle: Bundle) -> Preview:
         MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
     from ondevice.engines.simd.pack_file import find_pack
-    from ondevice.engines.simd.program import Models
+    from ondevice.engines.simd.program import BundleModels
     from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
     try:
-        models = Models(bundle)
+        models = BundleModels(bundle)
         pack = find_pack(models.layout, models.files.content())
         return Preview("simd", parts_of("simd"), pack=pack, weights=models.weight_classes())
     except UnsupportedGraphError as error:

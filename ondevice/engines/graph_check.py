@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.interfaces import CACHE_ROWS, OPEN, Interface, Tensor
+from ondevice.bundle_format.interfaces import CACHE_ROWS, OPEN, Interface, TensorSignature
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError
 
-MOST_PADDING = 1 << 10
+MAX_PADDING = 1 << 10
 """Most rows that a graph adds to a tensor: those of a block of the audio tower."""
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Largest graph file that is read, in bytes. Weights are in data files, so real ones have a few hundred kilobytes."""
 
 _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
@@ -51,7 +51,7 @@ _TYPES = {1: "float32", 2: "uint8", 3: "int8", 7: "int64", 9: "bool", 10: "float
 _WIDTHS = {"float32": 4, "uint8": 1, "int8": 1, "int64": 8, "float16": 2, "bfloat16": 2}
 """Bytes of an element, for the element types of initialisers."""
 
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 """Most dimensions of an initialiser; exported ones have four at most."""
 
 
@@ -65,9 +65,9 @@ def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
             or has other inputs or outputs.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise MalformedError(f"more than {MOST_BYTES} bytes")
-        model = Message(memoryview(path.read_bytes()))
+        if path.stat().st_size > MAX_BYTES:
+            raise MalformedError(f"more than {MAX_BYTES} bytes")
+        model = ProtobufMessage(memoryview(path.read_bytes()))
         graph = model.message(_GRAPH)
         if model.bytes(_FUNCTIONS) or model.bytes(_TRAINING) or graph.bytes(_SPARSE):
             raise MalformedError("it has functions, training steps or sparse weights")
@@ -103,13 +103,13 @@ def check_interface(graph: str, found: Interface, expected: Interface) -> None:
             raise BundleCorruptError(f"bundle.json and {graph} disagree ({difference}): export the bundle again")
 
 
-def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
+def _tensors(graph: ProtobufMessage, field: int) -> dict[str, TensorSignature]:
     """The element types and shapes of a field of onnx.ValueInfoProto by name.
 
     Raises:
         MalformedError: a name occurs twice, or a value is not a tensor whose dimensions each have a size or a symbol.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, TensorSignature] = {}
     for value in graph.messages(field):
         name, kind = value.string(1), value.message(2)
         if name in found or kind.fields != {1}:
@@ -119,7 +119,7 @@ def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
         if any(dimension.fields not in ({1}, {2}) for dimension in dimensions):
             raise MalformedError(f"a dimension of {name!r:.99} has no size")
         sizes = (dimension.integer(1) if 1 in dimension.fields else OPEN for dimension in dimensions)
-        found[name] = Tensor(_type(tensor.integer(1)), tuple(sizes))
+        found[name] = TensorSignature(_type(tensor.integer(1)), tuple(sizes))
     return found
 
 
@@ -136,7 +136,7 @@ class _Constants:
 
     def __init__(self, manifest: Manifest, expected: Interface) -> None:
         self.numbers: dict[str, tuple[int, ...]] = {}
-        self._tensors: dict[str, Tensor] = {}
+        self._tensors: dict[str, TensorSignature] = {}
         self._data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
         self._most = sum(self._data.values())  # no exported shape has as many elements as the data files have bytes
         self._vocab_size = manifest.target.vocab_size
@@ -144,7 +144,7 @@ class _Constants:
         self._heads = max(2, *(layer.attention.heads for model in models for layer in model.layers))
         self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
-    def add(self, tensor: Message) -> None:
+    def add(self, tensor: ProtobufMessage) -> None:
         """Check an initialiser (onnx.TensorProto), and that external data lies within one of the data files.
 
         ONNX Runtime takes memory in proportion to a dimension that a shape gives, so a number is limited too.
@@ -154,9 +154,9 @@ class _Constants:
                 outside the file.
         """
         name, dtype, shape = tensor.string(8), _type(tensor.integer(2)), tensor.integers(1)
-        if name in self._tensors or dtype not in _WIDTHS or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        if name in self._tensors or dtype not in _WIDTHS or len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise MalformedError(f"{name!r:.99} occurs twice, or is of an unknown type or shape")
-        self._tensors[name] = Tensor(dtype, shape)
+        self._tensors[name] = TensorSignature(dtype, shape)
         size = math.prod(shape) * _WIDTHS[dtype]
         if tensor.bytes(_PLACE) or tensor.integer(_IS_EXTERNAL):
             _check_place(name, tensor, self._data, size)
@@ -169,7 +169,7 @@ class _Constants:
             if any(abs(number) > self._most for number in self.numbers[name]):
                 raise MalformedError(f"{name!r:.99} has a number above {self._most}")
 
-    def check_names(self, inputs: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    def check_names(self, inputs: Mapping[str, TensorSignature], values: Mapping[str, TensorSignature]) -> None:
         """Check that no input has the name of an initialiser, and that other declared values are initialisers.
 
         ONNX Runtime believes the declared shape of a node's output.
@@ -190,20 +190,16 @@ class _Constants:
 
         Raises:
             MalformedError: a Range does not count the vocabulary, an Expand has no constant shape or one too large, or
-                a Pad no constant sizes of which none is above MOST_PADDING.
+                a Pad no constant sizes of which none is above MAX_PADDING.
         """
         numbers = [self.numbers.get(name) for name in inputs]
         if op == "Range" and numbers != [(0,), (self._vocab_size,), (1,)]:
             raise MalformedError("a Range does not count the vocabulary")
-        if op == "Pad" and (len(numbers) != 2 or numbers[1] is None or max(numbers[1]) > MOST_PADDING):
-            raise MalformedError(f"a Pad has no constant sizes, or one above {MOST_PADDING}")
+        if op == "Pad" and (len(numbers) != 2 or numbers[1] is None or max(numbers[1]) > MAX_PADDING):
+            raise MalformedError(f"a Pad has no constant sizes, or one above {MAX_PADDING}")
         if op == "Expand":
             shape = numbers[1] if len(numbers) == 2 else None
-            if (
-                shape is None
-                or len(shape) > _MOST_DIMENSIONS
-                or abs(math.prod(shape)) > self._most_of(inputs[0], shape)
-            ):
+            if shape is None or len(shape) > _MAX_DIMENSIONS or abs(math.prod(shape)) > self._most_of(inputs[0], shape):
                 raise MalformedError("an Expand has no constant shape or one too large")
 
     def _most_of(self, name: str, shape: tuple[int, ...]) -> int:
@@ -213,7 +209,7 @@ class _Constants:
         return self._most if one or shape in self._outputs else self._heads
 
 
-def _check_node(node: Message, constants: _Constants) -> None:
+def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
     """Refuse a node that ONNX Runtime would accept although it is harmful.
 
     - An operator that no exported graph has.
@@ -245,7 +241,7 @@ def _check_node(node: Message, constants: _Constants) -> None:
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
 
 
-def _check_place(name: str, tensor: Message, data: Mapping[str, int], size: int) -> None:
+def _check_place(name: str, tensor: ProtobufMessage, data: Mapping[str, int], size: int) -> None:
     """Check the place of an initialiser whose external data has `size` bytes; `data` has the sizes of the data files.
 
     Raises:
@@ -275,7 +271,7 @@ class MalformedError(ValueError):
     """The file is not valid protobuf, or holds something that no exported graph has."""
 
 
-class Message:
+class ProtobufMessage:
     """The fields of one protobuf message by number. A field's values are in the order of the file.
 
     Every method raises MalformedError if the bytes are not valid or a field has another type.
@@ -316,15 +312,15 @@ class Message:
             found.append(value)
         return found
 
-    def messages(self, number: int) -> Iterator[Message]:
-        return (Message(value) for value in self.bytes(number))
+    def messages(self, number: int) -> Iterator[ProtobufMessage]:
+        return (ProtobufMessage(value) for value in self.bytes(number))
 
-    def message(self, number: int) -> Message:
+    def message(self, number: int) -> ProtobufMessage:
         """The one message of a field. A reader that follows the specification would merge several."""
         found = self.bytes(number)
         if len(found) != 1:
             raise MalformedError(f"field {number} has {len(found)} messages")
-        return Message(found[0])
+        return ProtobufMessage(found[0])
 
     def strings(self, number: int) -> list[str]:
         try:

@@ -67,9 +67,9 @@ WHOLE = LayerPath()
 
 SCHEMA = 1
 FILE = "skipped-layers.json"
-MOST_BYTES = 1 << 22
+MAX_BYTES = 1 << 22
 """Largest file of skips that is read, in bytes."""
-MOST_DRAFTED = 8
+MAX_DRAFTED = 8
 """Longest draft, in tokens, whose acceptance is recorded."""
 
 SubLayer = tuple[Literal["attention", "mlp"], int]
@@ -212,8 +212,8 @@ class PathMemory:
             return None
         try:
             with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-            entry = json.loads(content) if len(content) <= MOST_BYTES else {}
+                content = file.read(MAX_BYTES + 1)
+            entry = json.loads(content) if len(content) <= MAX_BYTES else {}
             if entry["schema"] != SCHEMA or entry["content"] != self._content:
                 return None
             tried = {self._skips(words): _survival(numbers) for words, numbers in entry["tried"]}
@@ -241,6 +241,6 @@ def _words(skips: Skips) -> list[str]:
 def _survival(numbers: list[float]) -> Survival:
     survival = tuple(float(number) for number in numbers)
     falling = all(1.0 >= one >= other >= 0.0 for one, other in zip((1.0, *survival), survival, strict=False))
-    if not survival or len(survival) > MOST_DRAFTED or not falling:
+    if not survival or len(survival) > MAX_DRAFTED or not falling:
         raise ValueError("not chances")
     return survival

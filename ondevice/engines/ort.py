@@ -46,7 +46,7 @@ from ondevice.engines.protocol import (
     no_heads,
 )
 from ondevice.engines.sequence import CachedSequence
-from ondevice.engines.session_file import Origin
+from ondevice.engines.session_file import SessionOrigin
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.machine import ForkGuard
 
@@ -156,7 +156,7 @@ class OrtSession(CachedSequence):
     def __init__(
         self,
         engine: OrtEngine,
-        origin: Origin,
+        origin: SessionOrigin,
         bound: Binding,
         drafts: Binding | None,
         heads: Mapping[str, Binding],
@@ -364,7 +364,7 @@ class OrtEngine:
         graphs = self._open_graphs()
         drafts = None if self.drafter is None else Binding(graphs[self.drafter.graph])
         heads = {kind: Binding(graphs[entry.graph]) for kind, entry in self.heads.items()}
-        origin = Origin(self.content, self.name, self.kv_cache)
+        origin = SessionOrigin(self.content, self.name, self.kv_cache)
         return OrtSession(self, origin, Binding(graphs[self.target.graph]), drafts, heads)
 
     def load_session(self, path: str | PathLike[str]) -> OrtSession:

@@ -1,4 +1,4 @@
-"""What the loop that drafts and verifies needs from an engine: its protocol, and the types that cross it.
+"""The protocol of an engine, as the loop that drafts and verifies needs it, and the types that cross it.
 
 An `Engine` holds the weights of a bundle and computes. A `Session` holds one sequence: its committed tokens with their
 keys and values. A forward takes `Rows` of one or several sessions and returns `Outputs` for each; the session then
@@ -21,7 +21,7 @@ from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.layer_path import WHOLE, LayerPath, PathMemory
 from ondevice.errors import UsageError
 
-MOST_SESSIONS = 16
+MAX_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
 KVCacheType = Literal["fp16", "int8"]
@@ -67,7 +67,7 @@ class Engine(Protocol):
         ...
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
-        """Run new rows after the committed tokens of up to MOST_SESSIONS sessions, and leave their KV pending.
+        """Run new rows after the committed tokens of up to MAX_SESSIONS sessions, and leave their KV pending.
 
         The weights are read once for all rows. A row's outputs do not depend on the other rows of the forward. A
         session's earlier pending rows are replaced; its outputs stay valid until its next forward.
@@ -400,8 +400,8 @@ def check_batch(batch: Sequence[Rows], target: Target, most_rows: int) -> int:
         ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist, or
             not one embedding for each soft row, a block with other rows than soft ones, or one in a tree.
     """
-    if not 0 < len(batch) <= MOST_SESSIONS:
-        raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MOST_SESSIONS}")
+    if not 0 < len(batch) <= MAX_SESSIONS:
+        raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MAX_SESSIONS}")
     if len({id(rows.session) for rows in batch}) < len(batch):
         raise ValueError("a session is in the batch twice: a forward has its rows in one tree")
     total = sum(len(rows.tree) for rows in batch)

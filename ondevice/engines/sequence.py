@@ -15,7 +15,7 @@ from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines import session_file
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.engines.protocol import DraftStep, TokenTree
-from ondevice.engines.session_file import Origin
+from ondevice.engines.session_file import SessionOrigin
 from ondevice.errors import UsageError
 
 SNAPSHOTS = 8
@@ -30,7 +30,7 @@ class CachedSequence(ABC):
 
     exact_trees = True
 
-    def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: Origin) -> None:
+    def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: SessionOrigin) -> None:
         """
         Args:
             caches: empty caches, by kind of attention.

@@ -34,18 +34,18 @@ VERSION = 2
 
 _PREFIX = struct.Struct("<IQ")
 _DIGEST = 32
-_MOST_HEADER = 1 << 24
+_MAX_HEADER = 1 << 24
 """Largest accepted header, in bytes: two million tokens."""
 
 _PIECE = 1 << 24
 """Bytes per read."""
 
-_LEAST_TOKEN = -(1 << 63)
+_MIN_TOKEN = -(1 << 63)
 """The tokens of soft rows are negative; see `Rows`."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class SessionOrigin:
     """The settings on which a sequence's keys and values depend; a file fits only an engine with the same.
 
     content : hash of the bundle's graphs and weights
@@ -60,7 +60,7 @@ class Origin:
 
 
 def write(
-    path: str | PathLike[str], origin: Origin, tokens: Sequence[int], held: Mapping[AttentionKind, HeldRows]
+    path: str | PathLike[str], origin: SessionOrigin, tokens: Sequence[int], held: Mapping[AttentionKind, HeldRows]
 ) -> None:
     """Write a session file; an interrupt leaves the old file, or none.
 
@@ -91,7 +91,11 @@ def write(
 
 
 def read(
-    path: str | PathLike[str], origin: Origin, caches: Mapping[AttentionKind, KVCache], vocab_size: int, most: int
+    path: str | PathLike[str],
+    origin: SessionOrigin,
+    caches: Mapping[AttentionKind, KVCache],
+    vocab_size: int,
+    most: int,
 ) -> tuple[list[int], dict[AttentionKind, HeldRows]]:
     """Read a session file.
 
@@ -157,18 +161,18 @@ class _Reader:
 
 
 def _read(
-    reader: _Reader, origin: Origin, caches: Mapping[AttentionKind, KVCache], vocab_size: int, most: int
+    reader: _Reader, origin: SessionOrigin, caches: Mapping[AttentionKind, KVCache], vocab_size: int, most: int
 ) -> tuple[list[int], dict[AttentionKind, HeldRows]]:
     if reader.take(len(MAGIC)) != MAGIC:
         raise ValueError("it does not begin like one")
     version, size = _PREFIX.unpack(reader.take(_PREFIX.size))
     if version != VERSION:
         raise _OtherError(f"it has version {version}, this ondevice reads {VERSION}")
-    if size > _MOST_HEADER:
+    if size > _MAX_HEADER:
         raise ValueError("its header is too large")
     header = json.loads(reader.take(size))
-    _check_origin(Origin(*(str(header[field.name]) for field in dataclasses.fields(Origin))), origin)
-    tokens = [_number(token, vocab_size, _LEAST_TOKEN) for token in header["tokens"]]
+    _check_origin(SessionOrigin(*(str(header[field.name]) for field in dataclasses.fields(SessionOrigin))), origin)
+    tokens = [_number(token, vocab_size, _MIN_TOKEN) for token in header["tokens"]]
     if not 0 < len(tokens) <= most:
         raise _OtherError(f"it has {len(tokens)} tokens, and here a sequence has 1 to {most}")
     bases = {kind: _number(header["bases"][kind], len(tokens) + 1) for kind in caches}
@@ -181,7 +185,7 @@ def _read(
     return tokens, held
 
 
-def _check_origin(found: Origin, expected: Origin) -> None:
+def _check_origin(found: SessionOrigin, expected: SessionOrigin) -> None:
     if found.content != expected.content:
         raise _OtherError("it belongs to another bundle")
     if (found.engine, found.kv_cache) != (expected.engine, expected.kv_cache):

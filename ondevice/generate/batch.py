@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Literal
 
-from ondevice.engines.protocol import MOST_SESSIONS, Engine, Outputs, Rows, TokenTree
+from ondevice.engines.protocol import MAX_SESSIONS, Engine, Outputs, Rows, TokenTree
 from ondevice.errors import UsageError
 
 PREFILL_DELAY_S = 0.15
@@ -148,13 +148,13 @@ class Batch:
         """
         Args:
             engine: runs the forwards.
-            max_sequences: number of slots, up to MOST_SESSIONS; further requests wait.
+            max_sequences: number of slots, up to MAX_SESSIONS; further requests wait.
 
         Raises:
             UsageError: another number.
         """
-        if not 0 < max_sequences <= MOST_SESSIONS:
-            raise UsageError(f"max_sequences must be within 1 to {MOST_SESSIONS}, not {max_sequences}")
+        if not 0 < max_sequences <= MAX_SESSIONS:
+            raise UsageError(f"max_sequences must be within 1 to {MAX_SESSIONS}, not {max_sequences}")
         self._engine = engine
         self._max_slots = max_sequences
         self._lock = threading.RLock()  # reentrant: a signal handler may call `wake` while its own thread holds it

@@ -41,9 +41,9 @@ place, and when the text turns, no more than this is lost. With 3, simulated dra
 reached 0.93 of their best speed, with 8 more than 0.95."""
 
 NEW_CREDIT = 0.5
-"""What a generation adds to the credit of a drafter that has less: its text may suit one that lost on the last."""
+"""Addition of a generation to the credit of a drafter that has less: its text may suit one that lost on the last."""
 
-MOST_ASKING = 4.0
+MAX_ASKING = 4.0
 """Plain rounds that asking for a draft counts for at most: the process may have been stopped meanwhile."""
 
 REFRESH = 128
@@ -54,7 +54,7 @@ SPEED_KEEP = 0.95
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """Let `drafter` draft up to `nodes` tokens; None drafts nothing, and `reason` says why.
 
     row_floors : survival (see `Forecast`) below which the draft's first, second, ... token is not worth its row
@@ -68,10 +68,10 @@ class Plan:
     reason: IdleReason = "unprofitable"
 
 
-UNPROFITABLE = Plan(None)
-MEASURING = Plan(None, reason="measuring")
-NO_MATCH = Plan(None, reason="no_match")
-NO_ROOM = Plan(None, reason="no_room")
+UNPROFITABLE = RoundPlan(None)
+MEASURING = RoundPlan(None, reason="measuring")
+NO_MATCH = RoundPlan(None, reason="no_match")
+NO_ROOM = RoundPlan(None, reason="no_room")
 
 
 class Controller:
@@ -93,7 +93,7 @@ class Controller:
         self._rest = 0
         """Rounds to come in which no drafter is asked; their share of the time is in the credits already."""
         self._income = 0.0
-        """What each of these rounds adds to a drafter's credit."""
+        """The addition of each of these rounds to a drafter's credit."""
         self._resting = False
         """Whether this is one."""
         self._asked: list[str] = []
@@ -128,7 +128,7 @@ class Controller:
         self._asked, self._chosen = [drafter.name for drafter in chosen], None
         return chosen
 
-    def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> Plan:
+    def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         """Plan the next round.
 
         With a_i the survival of a draft's node i, F(b) the time of a forward of b rows next to those of other
@@ -158,7 +158,7 @@ class Controller:
                 return UNPROFITABLE
             # What a draft costs is only assumed: one token tells.
             self._chosen = untimed[0].name
-            return Plan(untimed[0], 1)
+            return RoundPlan(untimed[0], 1)
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
@@ -166,7 +166,7 @@ class Controller:
         price = speed / rows[0]
         row_floors = [price * (after - before) for before, after in pairwise(below(rows))]
         step_floors = [price * (after - before) for before, after in pairwise([0.0, *steps])]
-        return Plan(drafter, max(nodes, 1), row_floors, step_floors)
+        return RoundPlan(drafter, max(nodes, 1), row_floors, step_floors)
 
     def observe(self, this: Round) -> None:
         """Learn from the finished round."""
@@ -179,12 +179,12 @@ class Controller:
         forwards = self.costs.forwards(this.rows, forward.rows - this.rows)
         plain, expected = forwards[0], forwards[-1]
         # Measured, as the model may be wrong; a disturbance counts for no more than in the model.
-        drafting = LIMIT * self.costs.drafts(this.source, this.drafted)[-1] if this.drafted else MOST_ASKING * plain
+        drafting = LIMIT * self.costs.drafts(this.source, this.drafted)[-1] if this.drafted else MAX_ASKING * plain
         spent = min(forward.seconds, LIMIT * expected) + min(this.draft_seconds, drafting)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
         self._rounds = SPEED_KEEP * self._rounds + spent / plain
-        gain = len(this.token_ids) - (spent + min(this.control_seconds, MOST_ASKING * plain)) / plain
+        gain = len(this.token_ids) - (spent + min(this.control_seconds, MAX_ASKING * plain)) / plain
         charged = self._asked if self._chosen is None else [self._chosen]
         for name in charged:
             self._credit[name] = min(self._credit.get(name, CREDIT) + gain / len(charged), CREDIT)
@@ -231,13 +231,13 @@ class FixedLength(Controller):
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         return list(drafters)
 
-    def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> Plan:
+    def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         nodes = min(self.most, limit)
         if len(drafters) == 1 or nodes < 1:
-            return Plan(drafters[0], nodes) if nodes > 0 else NO_ROOM
+            return RoundPlan(drafters[0], nodes) if nodes > 0 else NO_ROOM
         offers = self._offers(drafters, self.costs.forwards(nodes + 1, other_rows), 1.0)
         chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
-        return Plan(chosen, nodes)
+        return RoundPlan(chosen, nodes)
 
 
 class HeuristicLength(FixedLength):

@@ -19,11 +19,11 @@ import numpy as np
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, Plan
+from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, RoundPlan
 from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
 from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
-from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
+from ondevice.generate.stats import EndReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
 from ondevice.generate.verify import Verdict, accept
 
 Loop = Generator[Rows | Round, Outputs | None, None]
@@ -316,7 +316,7 @@ class Speculation:
         constraint = self._sampler.constraint
         return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
-    def _draft(self, drafter: Drafter, plan: Plan, tokens: Sequence[int]) -> Draft:
+    def _draft(self, drafter: Drafter, plan: RoundPlan, tokens: Sequence[int]) -> Draft:
         """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""
         request = DraftRequest(
             plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
@@ -410,7 +410,7 @@ def _round(
 
 def _finish_reason(
     tokens: Sequence[int], prompt_tokens: int, session: Session, limits: Limits, constraint: Constraint | None
-) -> FinishReason | None:
+) -> EndReason | None:
     if tokens[-1] in limits.stop_ids or (constraint is not None and constraint.finished):
         return "stop"
     if len(tokens) - prompt_tokens >= limits.max_new_tokens:

@@ -1,4 +1,4 @@
-"""What a generation is asked for: how tokens are chosen, when to stop, and what the caller adds to the choice.
+"""The request of a generation: how tokens are chosen, when to stop, and what the caller adds to the choice.
 
 `SamplingOptions` and `LogitsProcessor` are public. `Limits` and `Constraint` are what the loop sees of the text layer's
 stop conditions and grammars: token ids only.
@@ -139,7 +139,7 @@ class LogitsProcessor(Protocol):
         ...
 
 
-Mask = NDArray[np.uint32]
+TokenMask = NDArray[np.uint32]
 """uint32[at least V / 32]: bit t % 32 of word t // 32 is set where token t is allowed. Tokens beyond the last word are
 not allowed."""
 
@@ -169,7 +169,7 @@ class Constraint(Protocol):
         """The only token that may follow `path`; None where there are several, or where only a mask would tell."""
         ...
 
-    def mask(self, path: Sequence[int]) -> Mask:
+    def mask(self, path: Sequence[int]) -> TokenMask:
         """The tokens that may follow `path`, none if `path` itself is not allowed; valid until the next call."""
         ...
 

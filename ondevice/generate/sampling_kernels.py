@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
 from ondevice.generate.elementary import exponential, logarithm
-from ondevice.generate.request import Constraint, Mask, SamplingOptions
+from ondevice.generate.request import Constraint, SamplingOptions, TokenMask
 from ondevice.native.functions import entry, kernel
 
 # Noise.
@@ -671,7 +671,7 @@ class ConstraintMasks:
 
 
 @entry("tokens", "f32[] u32[] f32[]")
-def keep_allowed(scores: Float32Array, mask: Mask, out: Float32Array) -> None:
+def keep_allowed(scores: Float32Array, mask: TokenMask, out: Float32Array) -> None:
     """out = scores where the mask's bit is set, -inf elsewhere; scores and out are float32[V]."""
     whole = len(scores) // WORD
     for word in range(whole):
@@ -685,6 +685,6 @@ def keep_allowed(scores: Float32Array, mask: Mask, out: Float32Array) -> None:
 
 
 @kernel
-def word_of(mask: Mask, word: int) -> np.uint32:
+def word_of(mask: TokenMask, word: int) -> np.uint32:
     """A word of a mask; those beyond its end allow nothing."""
     return mask[word] if word < len(mask) else np.uint32(0)

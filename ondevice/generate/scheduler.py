@@ -25,7 +25,7 @@ from ondevice.generate.costs import Costs, CostsFile, measure
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftModel
 from ondevice.generate.drafters.protocol import Drafter, Reader
-from ondevice.generate.drafters.registry import DrafterEntry
+from ondevice.generate.drafters.registry import RegisteredDrafter
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
@@ -41,7 +41,7 @@ class Drafting:
     num_assistant_tokens : see `make_controller`
     """
 
-    drafter: DrafterEntry | Drafter | None
+    drafter: RegisteredDrafter | Drafter | None
     schedule: str
     num_assistant_tokens: int | None
 
@@ -251,8 +251,8 @@ class Scheduler:
                 self._costs_file.write(known)
 
     @contextmanager
-    def _lent(self, chosen: DrafterEntry | Drafter, greedy: bool) -> Iterator[Sequence[Drafter]]:
-        if not isinstance(chosen, DrafterEntry):
+    def _lent(self, chosen: RegisteredDrafter | Drafter, greedy: bool) -> Iterator[Sequence[Drafter]]:
+        if not isinstance(chosen, RegisteredDrafter):
             with self._exclusively(chosen):
                 yield [chosen]
             return

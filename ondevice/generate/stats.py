@@ -1,4 +1,4 @@
-"""What one round of a generation reports (`Round`), and the sums over a generation's rounds (`Stats`)."""
+"""The report of one round of a generation (`Round`), and the sums over a generation's rounds (`Stats`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+EndReason = Literal["stop", "length", "context", "cancelled"]
 """stop: a stop token or stop string, or the end of a constraint; length: `max_new_tokens`; context: the context is
 full."""
 
@@ -110,7 +110,7 @@ class Round:
     threads: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
+    finish_reason: EndReason | None = None
 
     @property
     def origins(self) -> tuple[Origin, ...]:

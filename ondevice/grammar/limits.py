@@ -1,4 +1,4 @@
-"""What a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
+"""Limits of what a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
 
 A grammar comes from a stranger, and compiling it must take neither seconds nor gigabytes. llguidance counts its work
 as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Some things escape it, because a
@@ -46,7 +46,7 @@ MAX_DIVISOR = 10_000
 MAX_LENGTHS = 50_000
 """Largest sum of the `minLength` and `maxLength` that may intersect a pattern. 100,000 take 2.4 s beside `\\\\d+`."""
 
-LEAST_NUMBER = 1024 - 2**63
+MIN_NUMBER = 1024 - 2**63
 """Least number of a schema. llguidance reads the integers below it as the float -2**63, and takes those still smaller
 for it."""
 
@@ -178,8 +178,8 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def _check_numbers(schema: Any) -> None:
     for each in _values(schema):
-        if isinstance(each, int | float) and each < LEAST_NUMBER:
-            raise GrammarError(f"a schema may have numbers from {LEAST_NUMBER}, not {shown(each)}")
+        if isinstance(each, int | float) and each < MIN_NUMBER:
+            raise GrammarError(f"a schema may have numbers from {MIN_NUMBER}, not {shown(each)}")
 
 
 def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:

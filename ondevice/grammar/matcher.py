@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, pass_on, reason
-from ondevice.generate.request import Mask
+from ondevice.generate.request import TokenMask
 from ondevice.grammar.call_forms import call_opening
 from ondevice.grammar.limits import library_limits
 from ondevice.grammar.reply_grammar import Thoughts, reply_grammar
@@ -146,7 +146,7 @@ class _State:
 
     over: bool
     forced: Sequence[int] | None = None
-    mask: Mask | None = None
+    mask: TokenMask | None = None
 
 
 class Matcher:
@@ -176,7 +176,7 @@ class Matcher:
         self._ahead: list[int] = []
         self._states: list[_State] = []
         """States after the taken tokens, and after each token of `_ahead`."""
-        self._buffers: list[Mask] = []
+        self._buffers: list[TokenMask] = []
         """Buffers of masks, by the number of tokens ahead."""
 
     @property
@@ -191,7 +191,7 @@ class Matcher:
         state = self._reach(path)
         return None if state is None else self._forced_at(state, len(path))
 
-    def mask(self, path: Sequence[int]) -> Mask:
+    def mask(self, path: Sequence[int]) -> TokenMask:
         while len(self._buffers) <= len(path):
             self._buffers.append(np.zeros(self._words, np.uint32))
         buffer = self._buffers[len(path)]

@@ -27,23 +27,23 @@ from numpy.typing import NDArray
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, UsageError, reason
-from ondevice.text.media_parts import MOST_BYTES, Image, file_content
+from ondevice.text.media_parts import MAX_BYTES, Image, file_content
 
 if TYPE_CHECKING:
     import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
-MOST_PIXELS = 50_000_000
-MOST_SIDE = 16384
+MAX_PIXELS = 50_000_000
+MAX_SIDE = 16384
 """Largest picture that is decoded."""
 
-MOST_READS = 1 << 15
+MAX_READS = 1 << 15
 """Most parts of a file that Pillow reads one by one, in Python: chunks, markers and blocks take up to four each. A file
 of 32 MB with PNG's usual chunks of 8 KB has 16,000; one of empty chunks would have millions, and take many seconds.
 """
 
-MOST_PROFILES = 64
+MAX_PROFILES = 64
 """Most colour profiles that a PNG file may seem to have. It has one; Pillow unpacks each, a megabyte of a kilobyte."""
 
 STRIP = 256
@@ -174,9 +174,9 @@ class Picture:
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
             )
-        content = file_content(source, self._name, MOST_BYTES)
-        if content.count(b"iCCP") > MOST_PROFILES:
-            raise PromptError(f"{self._name} is damaged: it has more than {MOST_PROFILES} colour profiles")
+        content = file_content(source, self._name, MAX_BYTES)
+        if content.count(b"iCCP") > MAX_PROFILES:
+            raise PromptError(f"{self._name} is damaged: it has more than {MAX_PROFILES} colour profiles")
         return content
 
     @contextmanager
@@ -216,23 +216,23 @@ def _without_warnings() -> Iterator[None]:
 
 
 class _File(BytesIO):
-    """The bytes of a file, of which MOST_READS parts at most are read."""
+    """The bytes of a file, of which MAX_READS parts at most are read."""
 
     _reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._reads += 1
-        if self._reads > MOST_READS:
-            raise ValueError(f"it has more than {MOST_READS} parts")
+        if self._reads > MAX_READS:
+            raise ValueError(f"it has more than {MAX_READS} parts")
         return super().read(size)
 
 
 def check_size(width: int, height: int, name: str) -> None:
     """Raise a PromptError for a picture that is too large to be decoded."""
-    if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
+    if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
         raise PromptError(
-            f"{name} has {width} x {height} pixels: {MOST_PIXELS // 1_000_000} million are possible, and "
-            f"{MOST_SIDE} on a side"
+            f"{name} has {width} x {height} pixels: {MAX_PIXELS // 1_000_000} million are possible, and "
+            f"{MAX_SIDE} on a side"
         )
 
 

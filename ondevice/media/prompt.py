@@ -26,12 +26,12 @@ from ondevice.generate.request import SoftTokens
 from ondevice.media.encoded import Cancelled, EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
-from ondevice.media.tower import Piece, Tower
+from ondevice.media.tower import MediaPiece, Tower
 from ondevice.media.videos import Frames
 from ondevice.text.media_parts import Audio, Image, Media, Video
 from ondevice.text.tokenizer import Tokenizer
 
-MOST_DECODED = 1 << 28
+MAX_DECODED = 1 << 28
 """Most pixels of pictures and samples of sounds, of all channels, that a prompt may have in sum, by the headers of its
 files. The time to decode them is in proportion to these, not to bytes or tokens, and a small file may have many. Five
 of the largest pictures, 22 photos of 12 million pixels, or 46 minutes in stereo at 48 kHz are possible.
@@ -58,7 +58,7 @@ class Medium(Protocol):
     @property
     def file_bytes(self) -> int | None: ...
 
-    def piece(self, index: int) -> Piece | None:
+    def piece(self, index: int) -> MediaPiece | None:
         """Decode a piece. It is None, or has other tokens than `counts` says, if the header is wrong about it."""
         ...
 
@@ -196,10 +196,10 @@ class MediaEncoder:
             counts = opened[-1].counts
             length += sum(counts) + 2 * len(counts) - 1 + sum(map(len, self._labels(opened[-1])))
             decoded += opened[-1].size
-            if decoded > MOST_DECODED:
+            if decoded > MAX_DECODED:
                 raise PromptError(
                     f"the first {number} pictures and sounds have {decoded:,} pixels and samples in sum: "
-                    f"{MOST_DECODED:,} are possible in a prompt"
+                    f"{MAX_DECODED:,} are possible in a prompt"
                 )
             if length >= context_length:
                 raise ContextOverflowError(length, context_length, counted=number == len(media))
@@ -210,7 +210,7 @@ class MediaEncoder:
                 )
         return opened
 
-    def _decoded(self, medium: Medium, index: int) -> Piece | None:
+    def _decoded(self, medium: Medium, index: int) -> MediaPiece | None:
         """A piece; one is decoded at a time."""
         with self._decoding:
             return medium.piece(index)

@@ -27,23 +27,23 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.audio import FFT, FRAME, HOP, MOST_SAMPLES, RATE, AudioEntry, audio_tokens
+from ondevice.bundle_format.audio import FFT, FRAME, HOP, MAX_SAMPLES, RATE, AudioEntry, audio_tokens
 from ondevice.errors import MissingDependencyError, PromptError
-from ondevice.text.media_parts import MOST_BYTES, Audio, file_content
+from ondevice.text.media_parts import MAX_BYTES, Audio, file_content
 
-LEAST_RATE, MOST_RATE = 1000, 192_000
+MIN_RATE, MAX_RATE = 1000, 192_000
 """Sample rates that can be converted, in Hz."""
 
-MOST_SECONDS = 3600
-MOST_CHANNELS = 32
+MAX_SECONDS = 3600
+MAX_CHANNELS = 32
 
 UNKNOWN = (1 << 63) - 1
 """Samples of a file that does not say its length, such as FLAC from a pipe."""
 
-MOST_CHUNKS = 1 << 12
+MAX_CHUNKS = 1 << 12
 """Most chunks of a WAV file before its samples."""
 
-MOST_VALUE = 100.0
+MAX_VALUE = 100.0
 """Largest sample. Full scale is 1, which mixing may exceed a little, and numbers of another scale by far."""
 
 MEL_FLOOR = 0.001
@@ -60,7 +60,7 @@ _SOUNDFILE = re.compile(rb"fLaC|OggS|\xff[\xe2-\xff]|FORM....AIF[FC]", re.DOTALL
 are hardly ever used, and files are untrusted.
 """
 
-_NO_PAGE, MOST_NO_PAGES = re.compile(rb"OggS(?!\0)"), 64
+_NO_PAGE, MAX_FALSE_PAGES = re.compile(rb"OggS(?!\0)"), 64
 """Beginnings of Ogg pages that are none, and the most of them: the library takes 5 us to find that out for each."""
 
 
@@ -144,7 +144,7 @@ class Sound:
         self._forget()
         self.size, self.file_bytes = source.frames * source.channels, source.file_bytes
         length = converted_length(source.frames, source.rate)
-        lengths = [min(MOST_SAMPLES, length - begin) for begin in range(0, length, MOST_SAMPLES)]
+        lengths = [min(MAX_SAMPLES, length - begin) for begin in range(0, length, MAX_SAMPLES)]
         self.counts = [count for size in lengths if (count := audio_tokens(entry, size))]
         if not self.counts:
             raise PromptError(
@@ -158,9 +158,9 @@ class Sound:
         finds a place of an MP3 file exactly. Nothing is kept after the last.
 
         Raises:
-            PromptError: it is damaged, or has samples that are no numbers, or beyond MOST_VALUE.
+            PromptError: it is damaged, or has samples that are no numbers, or beyond MAX_VALUE.
         """
-        rate, length = self._source.rate, MOST_SAMPLES // RATE * self._source.rate
+        rate, length = self._source.rate, MAX_SAMPLES // RATE * self._source.rate
         begin, margin = index * length, 0 if rate == RATE else reach(rate)
         before = min(margin, begin)
         values = self._values(begin - before, min(begin + length + margin, self._source.frames))
@@ -176,7 +176,7 @@ class Sound:
         while self._first + sum(map(len, self._heard)) < end and (block := next(self._blocks, None)) is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 self._heard.append(as_float(block).mean(axis=1))
-                if not (np.abs(self._heard[-1]) <= MOST_VALUE).all():
+                if not (np.abs(self._heard[-1]) <= MAX_VALUE).all():
                     raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
             while self._heard and self._first + len(self._heard[0]) <= begin:
                 self._first += len(self._heard.pop(0))
@@ -198,7 +198,7 @@ class Sound:
             )
         if audio.rate is not None:
             raise PromptError(f"{self._name} has a rate, which is for arrays: a file names its own")
-        content = _without_tag(file_content(source, self._name, MOST_BYTES))
+        content = _without_tag(file_content(source, self._name, MAX_BYTES))
         if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
             try:
                 return WavFile(content)
@@ -208,9 +208,9 @@ class Sound:
             raise PromptError(f"{self._name} is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read")
         if (
             content[:4] == b"OggS"
-            and sum(1 for _ in islice(_NO_PAGE.finditer(content), MOST_NO_PAGES)) == MOST_NO_PAGES
+            and sum(1 for _ in islice(_NO_PAGE.finditer(content), MAX_FALSE_PAGES)) == MAX_FALSE_PAGES
         ):
-            raise PromptError(f"{self._name} is damaged: it has {MOST_NO_PAGES} beginnings of pages that are none")
+            raise PromptError(f"{self._name} is damaged: it has {MAX_FALSE_PAGES} beginnings of pages that are none")
         return OtherFile(content, self._name)
 
     def _of_array(self, array: NDArray[Any], rate: int | None) -> SoundSource:
@@ -225,14 +225,14 @@ class Sound:
 
     def _check(self) -> None:
         rate, frames, channels = self._source.rate, self._source.frames, self._source.channels
-        if not LEAST_RATE <= rate <= MOST_RATE:
-            raise PromptError(f"{self._name} has {rate} samples per second: {LEAST_RATE} to {MOST_RATE} are possible")
-        if not 1 <= channels <= MOST_CHANNELS:
-            raise PromptError(f"{self._name} has {channels} channels: 1 to {MOST_CHANNELS} are possible")
+        if not MIN_RATE <= rate <= MAX_RATE:
+            raise PromptError(f"{self._name} has {rate} samples per second: {MIN_RATE} to {MAX_RATE} are possible")
+        if not 1 <= channels <= MAX_CHANNELS:
+            raise PromptError(f"{self._name} has {channels} channels: 1 to {MAX_CHANNELS} are possible")
         if frames == UNKNOWN:
             raise PromptError(f"{self._name} does not say how long it is: convert it to WAV")
-        if frames > MOST_SECONDS * rate:
-            raise PromptError(f"{self._name} is longer than {MOST_SECONDS // 60} minutes")
+        if frames > MAX_SECONDS * rate:
+            raise PromptError(f"{self._name} is longer than {MAX_SECONDS // 60} minutes")
 
 
 class ArrayOfSamples:
@@ -324,7 +324,7 @@ class WavFile:
     def _chunks(self) -> tuple[bytes, memoryview]:
         """The content of the chunks `fmt ` and `data`."""
         header, place, content = None, 12, memoryview(self._content)
-        for _ in range(MOST_CHUNKS):
+        for _ in range(MAX_CHUNKS):
             if place + 8 > len(content):
                 break
             name, size = bytes(content[place : place + 4]), int.from_bytes(content[place + 4 : place + 8], "little")
@@ -336,7 +336,7 @@ class WavFile:
                     break
                 return header, body
             place += 8 + size + size % 2
-        raise ValueError(f"it has no samples, no header before them, or {MOST_CHUNKS} other chunks")
+        raise ValueError(f"it has no samples, no header before them, or {MAX_CHUNKS} other chunks")
 
 
 def _without_tag(content: bytes) -> bytes:

@@ -16,8 +16,8 @@ from ondevice.errors import BundleCorruptError, MissingDependencyError, reason
 from ondevice.media.encoded import Cancelled
 
 
-class Piece(Protocol):
-    """What a tower encodes at once: a picture, or at most 30 seconds of a sound."""
+class MediaPiece(Protocol):
+    """The unit that a tower encodes at once: a picture, or at most 30 seconds of a sound."""
 
     @property
     def tokens(self) -> int:
@@ -52,7 +52,7 @@ class Tower:
         self._bundle, self._name, self._interface, self._threads = bundle, graph, interface, threads
         self._graph: Any = None
 
-    def encode(self, piece: Piece, cancelled: Cancelled = lambda: False) -> Float32Array | None:
+    def encode(self, piece: MediaPiece, cancelled: Cancelled = lambda: False) -> Float32Array | None:
         """The soft tokens, float32[tokens, H]; None after a cancellation.
 
         Raises:

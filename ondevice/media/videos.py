@@ -15,10 +15,10 @@ from typing import Any
 
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, reason
-from ondevice.media.images import MOST_PIXELS, Picture, Pixels, check_size, resized
-from ondevice.text.media_parts import MOST_BYTES, Image, Video
+from ondevice.media.images import MAX_PIXELS, Picture, Pixels, check_size, resized
+from ondevice.text.media_parts import MAX_BYTES, Image, Video
 
-MOST_FRAMES = 32
+MAX_FRAMES = 32
 """Frames that the model sees of a video."""
 
 FRAME_TOKENS = 70
@@ -116,8 +116,8 @@ class Frames:
             if not path.is_file():
                 raise PromptError(f"{self._name} cannot be read: {path}: no such file")
             source = str(path.absolute())
-        elif len(source) > MOST_BYTES:
-            raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
+        elif len(source) > MAX_BYTES:
+            raise PromptError(f"{self._name} has more than {MAX_BYTES >> 20} MB")
         else:
             source = BytesIO(source)
         try:
@@ -125,7 +125,7 @@ class Frames:
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
                     raise ValueError("it has an encoding without a decoder")
-                stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}  # of a frame, whatever the header says
+                stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # of a frame, whatever the header says
                 yield stream
         except (av.FFmpegError, IndexError, OSError, ValueError) as error:
             raise PromptError(f"{self._name} is damaged, or no video that PyAV reads ({reason(error)})") from error
@@ -144,8 +144,8 @@ class Frames:
 
 
 def evenly(total: int) -> list[int]:
-    """Indices of MOST_FRAMES of `total` frames, or of all if there are fewer."""
-    count = min(total, MOST_FRAMES)
+    """Indices of MAX_FRAMES of `total` frames, or of all if there are fewer."""
+    count = min(total, MAX_FRAMES)
     return [index * total // count for index in range(count)]
 
 

@@ -63,7 +63,7 @@ _building: list[str] = []
 """The set that this process compiles for, if it is one of `builder`."""
 
 
-class Choice(NamedTuple):
+class LibraryChoice(NamedTuple):
     """The library that this process uses.
 
     set : name of its instruction set
@@ -75,10 +75,10 @@ class Choice(NamedTuple):
 
 
 @cache
-def choice() -> Choice:
+def choice() -> LibraryChoice:
     """Choose the library of this process: see the head of this file."""
     if _building:
-        return Choice(_building[0], None)
+        return LibraryChoice(_building[0], None)
     named, name = os.environ.get(CHOICE, ""), best_set()
     if named in SETS:
         if lacking := SETS[named].needed - native_features():
@@ -92,10 +92,10 @@ def choice() -> Choice:
         try:
             about = _check_named(file) if file == Path(named) else _check(file)
             load_library(file)
-            return Choice(about["set"], file)
+            return LibraryChoice(about["set"], file)
         except (OSError, ValueError) as error:
             _log.warning("not using the kernels in %s: %s", file, error)
-    return Choice(name, None)
+    return LibraryChoice(name, None)
 
 
 def compile_for(name: str) -> None:

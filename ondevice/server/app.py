@@ -41,25 +41,25 @@ from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import ModelManager, Models
 from ondevice.server.page import page_routes
 from ondevice.server.replies import AdmissionQueue, Replies
-from ondevice.server.requests import CompletionRequest, Fields, RequestError
+from ondevice.server.requests import CompletionRequest, RequestError, RequestFields
 from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
 
 NUMBER = re.compile(r"\d{1,9}")
 """The number of an event."""
 
-LEAST_TOKENS = 1 << 16
+MIN_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes even if the context is shorter."""
 
 NOT_HERE = {"/v1/embeddings": ollama.NOT_HERE["/api/embed"], **ollama.NOT_HERE}
 """Paths that clients ask for, and why they are not served."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-ReadRequest = Callable[[Fields], tuple[CompletionRequest, MakeWriter]]
+ReadRequest = Callable[[RequestFields], tuple[CompletionRequest, MakeWriter]]
 """Reads a request of one API: what it asks of the model, and what makes the writer of its response."""
-Query = Callable[[Model, Fields], dict[str, Any]]
+Query = Callable[[Model, RequestFields], dict[str, Any]]
 """Answers a request that generates nothing."""
-Description = Callable[[ModelManager, Fields], dict[str, Any]]
+Description = Callable[[ModelManager, RequestFields], dict[str, Any]]
 """Answers a request about a model that need not be in memory."""
 About = TypeVar("About", Model, ModelManager)
 
@@ -116,7 +116,7 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
 
 
 class Endpoints:
-    """What answers each path. `generate` and `query` make endpoints, the other methods are endpoints.
+    """The function that answers each path. `generate` and `query` make endpoints, the other methods are endpoints.
 
     Nothing of a request's size runs on the event loop: `Bodies` parses in a thread of its own, and
     `AdmissionQueue.work` does the rest in others. A client that disconnects meanwhile ends its request.
@@ -149,7 +149,7 @@ class Endpoints:
     def query(self, answer_query: Query) -> Endpoint:
         """An endpoint that needs the model but generates nothing. It is admitted as if it generated."""
 
-        async def answered(fields: Fields) -> Response:
+        async def answered(fields: RequestFields) -> Response:
             manager = self._find(fields)
             self._queue.enter()
             try:
@@ -163,13 +163,15 @@ class Endpoints:
     def describe(self, answer_query: Description) -> Endpoint:
         """An endpoint that describes a model, which need not be in memory."""
 
-        async def answered(fields: Fields) -> Response:
+        async def answered(fields: RequestFields) -> Response:
             manager = self._models.find(fields.text("model") or fields.text("name"))
             return await self._queue.work(_answered, answer_query, manager, fields)
 
         return partial(self._answer, answered)
 
-    async def _answer(self, answered: Callable[[Fields], Coroutine[Any, Any, Response]], request: Request) -> Response:
+    async def _answer(
+        self, answered: Callable[[RequestFields], Coroutine[Any, Any, Response]], request: Request
+    ) -> Response:
         """The response to a request that generates nothing."""
         async with self._bodies.receive(request) as fields:
             try:
@@ -181,7 +183,7 @@ class Endpoints:
     async def _begin(self, request: Request, read_request: ReadRequest, *, streams: bool) -> Begun | None:
         """Read a request and prepare its replies; None if the client disconnects. Then its body is no longer needed."""
 
-        async def begin(fields: Fields) -> Begun:
+        async def begin(fields: RequestFields) -> Begun:
             manager, stream = self._find(fields), fields.flag("stream") if "stream" in fields else streams
             asked, make_writer = await self._queue.work(_read, read_request, fields)
             replies = await Replies.begin(asked, manager, self._queue, self._metrics)
@@ -220,7 +222,7 @@ class Endpoints:
         await self._background.delete(request.path_params["id"])
         return JSONResponse({"id": request.path_params["id"], "object": "response", "deleted": True})
 
-    def _find(self, fields: Fields) -> ModelManager:
+    def _find(self, fields: RequestFields) -> ModelManager:
         """The model that a request names.
 
         Raises:
@@ -288,14 +290,14 @@ class Endpoints:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _read(read_request: ReadRequest, fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def _read(read_request: ReadRequest, fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """Read a request, of which no field may be left."""
     found = read_request(fields)
     fields.refuse_rest()
     return found
 
 
-def tokenize(model: Model, fields: Fields) -> dict[str, Any]:
+def tokenize(model: Model, fields: RequestFields) -> dict[str, Any]:
     """llama.cpp's `/tokenize`: token ids of a text; `with_pieces` adds the text of each token."""
     fields.required("content")
     text = fields.text("content") or ""
@@ -311,11 +313,11 @@ def tokenize(model: Model, fields: Fields) -> dict[str, Any]:
     return {"tokens": ids}
 
 
-def detokenize(model: Model, fields: Fields) -> dict[str, Any]:
+def detokenize(model: Model, fields: RequestFields) -> dict[str, Any]:
     """llama.cpp's `/detokenize`: the text of token ids, control tokens included."""
     fields.required("tokens")
     tokens = fields.array("tokens")
-    if len(tokens) > (longest := max(LEAST_TOKENS, model.context_length)):
+    if len(tokens) > (longest := max(MIN_TOKENS, model.context_length)):
         raise RequestError(400, f"tokens has {len(tokens)} token ids: {longest} are possible", param="tokens")
     most = model.manifest.target.vocab_size - 1
     if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= most for each in tokens):
@@ -323,7 +325,9 @@ def detokenize(model: Model, fields: Fields) -> dict[str, Any]:
     return {"content": _tokenizer(model).decode(tokens, keep_special=True)}
 
 
-def _answered(answer_query: Callable[[About, Fields], dict[str, Any]], about: About, fields: Fields) -> Response:
+def _answered(
+    answer_query: Callable[[About, RequestFields], dict[str, Any]], about: About, fields: RequestFields
+) -> Response:
     """The response to a request about a model, of which no field may be left."""
     response = json_response(answer_query(about, fields))
     fields.refuse_rest()

@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from ondevice.errors import reason, shown
-from ondevice.server.requests import Fields, RequestError
-from ondevice.text.media_parts import MOST_BYTES
+from ondevice.server.requests import RequestError, RequestFields
+from ondevice.text.media_parts import MAX_BYTES
 
 MAX_TEXT_BYTES = 1 << 23
 """Longest body without its media: a context of 262,144 tokens, 1.3 million characters of six bytes (`\\u4e00`)."""
 
-MAX_REQUEST_BYTES = 4 * MOST_BYTES // 3 + MAX_TEXT_BYTES
+MAX_REQUEST_BYTES = 4 * MAX_BYTES // 3 + MAX_TEXT_BYTES
 """Longest body: that, and the largest picture or sound in base64."""
 
 MAX_ELEMENTS = 1 << 19
@@ -78,7 +78,7 @@ class Bodies:
         self._parser = ThreadPoolExecutor(1, "ondevice-parser")
 
     @asynccontextmanager
-    async def receive(self, request: Request) -> AsyncIterator[Fields]:
+    async def receive(self, request: Request) -> AsyncIterator[RequestFields]:
         """Receive and parse the body of a request. It takes its room until the block ends.
 
         Raises:
@@ -135,7 +135,7 @@ class Bodies:
         self._given_back.set()
 
 
-def parse(body: bytes | bytearray) -> Fields:
+def parse(body: bytes | bytearray) -> RequestFields:
     """The JSON object in a body.
 
     Raises:
@@ -151,7 +151,7 @@ def parse(body: bytes | bytearray) -> Fields:
         raise RequestError(400, f"the request is not valid JSON: {reason(error)}") from error
     if not isinstance(values, dict):
         raise RequestError(400, f"the request must be a JSON object, not {type(values).__name__}")
-    return Fields(values)
+    return RequestFields(values)
 
 
 class _WithoutMedia:

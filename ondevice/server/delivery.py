@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class FinishNames(NamedTuple):
-    """What each API calls the end of a reply.
+    """Each API's names for the end of a reply.
 
     openai : `finish_reason` of chat completions and completions
     anthropic : `stop_reason` of a message
@@ -279,7 +279,7 @@ async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
 
 
 async def written(replies: Replies, writer: ResponseWriter, write: Callable[..., str]) -> AsyncIterator[str]:
-    """What `write` makes of the writer's events, but for those of the end: these can be as long as a whole reply.
+    """The writer's events, encoded by `write`, but for those of the end: these can be as long as a whole reply.
 
     An echoed prompt is as long, so its events are made in a thread for requests.
     """

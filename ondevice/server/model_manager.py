@@ -26,7 +26,7 @@ class StoppedError(Exception):
     """The server stops while a model is being loaded."""
 
 
-class Source(NamedTuple):
+class ServedModel(NamedTuple):
     """A model to serve.
 
     bundle : names and describes the model while it is not in memory
@@ -42,7 +42,7 @@ class Models:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ServedModel],
         *,
         idle_s: float | None = None,
         memory: int | None = None,
@@ -147,7 +147,7 @@ class ModelManager:
     """Loads, lends and unloads one model."""
 
     def __init__(
-        self, source: Source, memory: Memory | None = None, idle_s: float | None = None, *, is_first: bool = False
+        self, source: ServedModel, memory: Memory | None = None, idle_s: float | None = None, *, is_first: bool = False
     ) -> None:
         """
         Args:
@@ -182,7 +182,7 @@ class ModelManager:
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
-        """What the model can do, in words of Ollama. Tools and thoughts are what its chat template has a place for."""
+        """The model's abilities, in Ollama's words. Tools and thoughts are what its chat template has a place for."""
         manifest, path = self.bundle.manifest, self.bundle.file(CHAT_TEMPLATE)
         template = "" if path is None else path.read_text("utf-8", "replace")
         can = {

@@ -28,7 +28,7 @@ from ondevice.server.requests import CompletionRequest, RequestError
 from ondevice.text.codec import Prompt
 from ondevice.text.reply_stream import TokenOffsets
 
-LONGEST_RETRY_S = 60
+MAX_RETRY_S = 60
 
 WORKERS = 2
 """Threads for the work on requests, so that a long prompt does not hold up a short one."""
@@ -70,7 +70,7 @@ class AdmissionQueue:
             RequestError: the queue is full.
         """
         if self.waiting >= self._max_waiting + self.slots - self.running:
-            seconds = min(LONGEST_RETRY_S, max(1, ceil(self._typical_s * self.waiting / self.slots)))
+            seconds = min(MAX_RETRY_S, max(1, ceil(self._typical_s * self.waiting / self.slots)))
             message = f"{self.waiting} requests are waiting already: try again in {seconds} s"
             raise RequestError(503, message, retry_after=seconds)
         self.waiting += 1

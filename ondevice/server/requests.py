@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from ondevice.engines.protocol import MOST_SESSIONS
+from ondevice.engines.protocol import MAX_SESSIONS
 from ondevice.errors import (
     ContextOverflowError,
     MissingDependencyError,
@@ -86,7 +86,7 @@ _log = logging.getLogger("ondevice")
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What a request asks of the model, in the same form for every API.
+    """A request to the model, in the same form for every API.
 
     prompts : each one gets `choices` replies
     options : for every generation; without `max_new_tokens` a reply may fill the context
@@ -122,7 +122,7 @@ class FieldNames(NamedTuple):
 
 
 def read_request(
-    fields: Fields, names: FieldNames, prompts: Sequence[Prompt], api_options: GenerationKeywords
+    fields: RequestFields, names: FieldNames, prompts: Sequence[Prompt], api_options: GenerationKeywords
 ) -> CompletionRequest:
     """Read the fields that all APIs share.
 
@@ -150,7 +150,7 @@ def read_request(
         options["response_format"] = schema_format(fields.inner("json_schema"))
     if response_format := dict(fields.inner("response_format")):
         options["response_format"] = response_format
-    choices = 1 if names.choices is None else fields.whole(names.choices, 1, MOST_SESSIONS) or 1
+    choices = 1 if names.choices is None else fields.whole(names.choices, 1, MAX_SESSIONS) or 1
     if choices * len(prompts) > MAX_CHOICES:
         raise RequestError(
             400, f"{len(prompts)} prompts with {choices} replies each are more than {MAX_CHOICES} replies"
@@ -176,18 +176,18 @@ def tool_options(tools: list[dict[str, Any]], choice: Any) -> GenerationKeywords
     return {"tools": tools, "tool_choice": choice}
 
 
-def parallel_option(fields: Fields) -> GenerationKeywords:
+def parallel_option(fields: RequestFields) -> GenerationKeywords:
     """OpenAI's `parallel_tool_calls`; nothing if the request does not have it."""
     return {"parallel_tool_calls": fields.flag("parallel_tool_calls")} if "parallel_tool_calls" in fields else {}
 
 
-def effort_option(fields: Fields, name: str) -> GenerationKeywords:
+def effort_option(fields: RequestFields, name: str) -> GenerationKeywords:
     """The option `thinking` from a field with OpenAI's reasoning effort; empty if the request has no such field."""
     effort = fields.choice(name, EFFORTS)
     return {} if effort is None else {"thinking": effort != "none"}
 
 
-def continue_option(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> GenerationKeywords:
+def continue_option(fields: RequestFields, messages: Sequence[Mapping[str, Any]]) -> GenerationKeywords:
     """The option `continue_final`: a last message of the assistant is continued, as in Anthropic's API and llama.cpp,
     unless vLLM's fields `continue_final_message` or `add_generation_prompt` say otherwise.
     """
@@ -211,19 +211,19 @@ def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": dict(schema)}}
 
 
-def _max_tokens(fields: Fields, names: FieldNames) -> int | None:
+def _max_tokens(fields: RequestFields, names: FieldNames) -> int | None:
     """The token limit; None if there is none."""
     limits = [fields.whole(name, names.least_tokens) for name in names.max_tokens if fields.get(name) not in NO_LIMIT]
     return next((limit for limit in limits if limit is not None), None)
 
 
-def _stops(fields: Fields, name: str, stops: Sequence[str]) -> Sequence[str]:
+def _stops(fields: RequestFields, name: str, stops: Sequence[str]) -> Sequence[str]:
     if len(stops) > MAX_STOPS or max(map(len, stops)) > MAX_STOP_CHARACTERS:
         raise fields.wrong(name, f"at most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters")
     return stops
 
 
-def _sampling(fields: Fields) -> GenerationKeywords:
+def _sampling(fields: RequestFields) -> GenerationKeywords:
     numbers = {option: value for name, option in NUMBERS.items() if (value := fields.number(name)) is not None}
     options = cast("GenerationKeywords", numbers)
     fields.refuse("this sampler is not here: leave it out", **NEUTRAL_SAMPLERS)
@@ -237,7 +237,7 @@ def _sampling(fields: Fields) -> GenerationKeywords:
     return options
 
 
-def _biases(fields: Fields, biases: Any) -> dict[int, float]:
+def _biases(fields: RequestFields, biases: Any) -> dict[int, float]:
     """Biases by token id, from OpenAI's object or llama.cpp's list of pairs."""
     try:
         if len(biases) > MAX_BIASES:
@@ -247,7 +247,7 @@ def _biases(fields: Fields, biases: Any) -> dict[int, float]:
         raise fields.wrong("logit_bias", "an object of token ids and biases") from error
 
 
-class Fields(Mapping[str, Any]):
+class RequestFields(Mapping[str, Any]):
     """A JSON object of a request, with readers that check types.
 
     A field that is null counts as missing. Each reader raises a `RequestError` that names the field if its value has
@@ -263,7 +263,7 @@ class Fields(Mapping[str, Any]):
         """
         self._values = {name: value for name, value in values.items() if value is not None}
         self._path = path
-        self._inner: dict[tuple[str, int], Fields] = {}
+        self._inner: dict[tuple[str, int], RequestFields] = {}
         """The objects that were read, by their name, and their number in a list."""
         self.read: dict[str, None] = {}
         """Names that a reader has asked for, in this order."""
@@ -357,7 +357,7 @@ class Fields(Mapping[str, Any]):
         self.required("type")
         return self.choice("type", kinds) or ""
 
-    def inner(self, name: str) -> Fields:
+    def inner(self, name: str) -> RequestFields:
         """The object in a field; an empty one if the field is missing."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
@@ -370,18 +370,18 @@ class Fields(Mapping[str, Any]):
             raise self.wrong(name, "a list")
         return value
 
-    def objects(self, name: str) -> list[Fields]:
+    def objects(self, name: str) -> list[RequestFields]:
         """The objects of a list."""
         found = self.array(name)
         if not all(isinstance(each, Mapping) for each in found):
             raise self.wrong(name, "a list of objects")
         return [self._object(name, each, number) for number, each in enumerate(found)]
 
-    def _object(self, name: str, value: Mapping[str, Any], number: int = -1) -> Fields:
+    def _object(self, name: str, value: Mapping[str, Any], number: int = -1) -> RequestFields:
         """The object in a field or, with a number, in the list that a field holds."""
         if (name, number) not in self._inner:
             place = name if number < 0 else f"{name}[{number}]"
-            self._inner[name, number] = Fields(value, f"{self._path}{place}.")
+            self._inner[name, number] = RequestFields(value, f"{self._path}{place}.")
         return self._inner[name, number]
 
     def texts(self, name: str) -> tuple[str, ...]:

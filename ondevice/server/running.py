@@ -21,13 +21,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ondevice.engines.protocol import MOST_SESSIONS
+from ondevice.engines.protocol import MAX_SESSIONS
 from ondevice.errors import UsageError, system_error
 from ondevice.options import check_whole
 from ondevice.server.app import make_app
 from ondevice.server.guard import Rules
 from ondevice.server.metrics import Metrics
-from ondevice.server.model_manager import Models, Source, StoppedError
+from ondevice.server.model_manager import Models, ServedModel, StoppedError
 from ondevice.server.replies import AdmissionQueue
 from ondevice.server.requests import RequestError
 
@@ -41,7 +41,7 @@ MAX_HEADER_S = 30.0
 arrived. Uvicorn itself closes a connection that sends nothing for five seconds after a response."""
 
 
-LEAST_CHUNK, FREE_CHUNKS = 256, 256
+MIN_CHUNK, FREE_CHUNKS = 256, 256
 """Bytes that the chunks of a body must have on average, but for the first ones. A chunk takes the event loop 12 us: a
 body of 50 MB with one byte in each would take minutes of it."""
 
@@ -71,7 +71,7 @@ class Setup:
 class Server:
     """Listens from its construction on, and answers while `run` runs."""
 
-    def __init__(self, sources: Sequence[Source], setup: Setup) -> None:
+    def __init__(self, sources: Sequence[ServedModel], setup: Setup) -> None:
         """
         Args:
             sources: the models. The first one is loaded when the server starts, the others when a request names them.
@@ -80,7 +80,7 @@ class Server:
         Raises:
             UsageError: the address cannot be listened at, `max_sequences` is out of range, or see `Models`.
         """
-        check_whole("max_sequences", setup.max_sequences, 1, MOST_SESSIONS)
+        check_whole("max_sequences", setup.max_sequences, 1, MAX_SESSIONS)
         models = Models(sources, idle_s=setup.idle_s, memory=setup.memory, aliases=setup.aliases)
         self._socket = _listen(setup.host, setup.port)
         self.host = setup.host
@@ -240,7 +240,7 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_end
             self._bytes += len(event.data)
-            if self._bytes < LEAST_CHUNK * (self._chunks - FREE_CHUNKS):
+            if self._bytes < MIN_CHUNK * (self._chunks - FREE_CHUNKS):
                 raise h11.RemoteProtocolError("the chunks of a body are too small")
         return event
 

@@ -37,7 +37,7 @@ Prompt = str | Sequence[Message] | Sequence[int] | TokenArray
 PLAIN = ChatOptions()
 
 CHARACTERS_PER_TOKEN = 8
-LEAST_CHARACTERS = 1 << 16
+MIN_CHARACTERS = 1 << 16
 """Most characters of a prompt for each token of the context, and for a small context. Text has 3 to 5 in a token.
 Encoding takes up to 300 bytes of memory for each character."""
 
@@ -217,7 +217,7 @@ def check_characters(length: int, most_tokens: int | None) -> None:
     Raises:
         PromptError: it is too long even if its tokens are, before anything looks at its text.
     """
-    if most_tokens is not None and length > (most := max(LEAST_CHARACTERS, CHARACTERS_PER_TOKEN * most_tokens)):
+    if most_tokens is not None and length > (most := max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * most_tokens)):
         raise PromptError(
             f"the prompt has {length} characters, and {most} are possible with a context of {most_tokens} tokens: "
             "shorten the prompt"

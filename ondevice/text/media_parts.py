@@ -20,9 +20,9 @@ from typing import Any
 from ondevice.errors import PromptError, reason, shown
 
 PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
-"""What a chat template sees of a picture or video, and of a sound."""
+"""The stand-ins of a picture, a video and a sound in the messages that a chat template sees."""
 
-MOST_BYTES = 1 << 25
+MAX_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""
 
 PIECE = 1 << 20
@@ -114,7 +114,7 @@ def picture_of_url(url: object, detail: object, place: str) -> Image:
         place: what an error calls it.
 
     Raises:
-        PromptError: another address, invalid base64, more than MOST_BYTES, or an unknown detail.
+        PromptError: another address, invalid base64, more than MAX_BYTES, or an unknown detail.
     """
     if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
         raise PromptError(f"{place} has a picture with the detail {shown(detail, 60)}: use one of {', '.join(DETAILS)}")
@@ -138,12 +138,12 @@ def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
         start: where the base64 begins in the text.
 
     Raises:
-        PromptError: it is no base64, or more than MOST_BYTES.
+        PromptError: it is no base64, or more than MAX_BYTES.
     """
     if not isinstance(data, str):
         raise PromptError(f"{subject} whose base64 is no string")
-    if len(data) - start > 4 * (MOST_BYTES // 3 + 1):
-        raise PromptError(f"{subject} of more than {MOST_BYTES >> 20} MB")
+    if len(data) - start > 4 * (MAX_BYTES // 3 + 1):
+        raise PromptError(f"{subject} of more than {MAX_BYTES >> 20} MB")
     try:
         if 0 <= data.find("=", start) < len(data) - 2:
             raise ValueError("padding before its end")

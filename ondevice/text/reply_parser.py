@@ -24,20 +24,20 @@ from ondevice.text.tokenizer import Tokenizer
 ANSWER, CALLS = "content", "tool_calls"
 VERSION = 1
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Size of a response template: Gemma 4's has 750 bytes."""
 
-MOST_HELD = 256
+MAX_HELD = 256
 """Characters of a delimiter: text that waits longer is none."""
 
-MOST_REPETITIONS = 3
+MAX_REPETITIONS = 3
 """Repetitions in a delimiter's pattern, which comes with a checkpoint: matching takes the length of the held text to
 this power."""
 
-CONTROL, MOST_CONTROLS = 0xF0000, 1 << 12
+CONTROL, MAX_CONTROLS = 0xF0000, 1 << 12
 """First of the private-use characters that stand for control tokens, and how many there are."""
 
-PRIVATE = re.compile(f"[{chr(CONTROL)}-{chr(CONTROL + MOST_CONTROLS - 1)}]")
+PRIVATE = re.compile(f"[{chr(CONTROL)}-{chr(CONTROL + MAX_CONTROLS - 1)}]")
 
 TAIL = 64
 """Tokens at a prompt's end in which the beginning of the reply is looked for first."""
@@ -218,7 +218,7 @@ class ResponseTemplate:
         texts = tokenizer.control_texts
         written = json.dumps(spec, ensure_ascii=False).replace("\\", "")
         used = sorted(token_id for token_id, text in texts.items() if text in written)
-        self.controls = {token_id: chr(CONTROL + number) for number, token_id in enumerate(used[:MOST_CONTROLS])}
+        self.controls = {token_id: chr(CONTROL + number) for number, token_id in enumerate(used[:MAX_CONTROLS])}
         self._texts = {character: texts[token_id] for token_id, character in self.controls.items()}
         spec = self._with_characters(spec)
         start = _delimiter(spec, "start_anchor")
@@ -239,8 +239,8 @@ class ResponseTemplate:
             BundleCorruptError: it cannot be read, or is not supported.
         """
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES} bytes")
             return cls(json.loads(path.read_text("utf-8")), tokenizer)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise BundleCorruptError(
@@ -393,8 +393,8 @@ class Delimiter:
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"the pattern {pattern!r:.99} is none: {error}") from error
         piece = _piece(_tokens(pattern))
-        if piece.repetitions > MOST_REPETITIONS:
-            raise ValueError(f"the pattern {pattern!r:.99} has more than {MOST_REPETITIONS} repetitions")
+        if piece.repetitions > MAX_REPETITIONS:
+            raise ValueError(f"the pattern {pattern!r:.99} has more than {MAX_REPETITIONS} repetitions")
         self._begun = re.compile(f"(?:{piece.begun})\\Z", re.DOTALL)
         if self._whole.fullmatch(""):
             raise ValueError(f"the pattern {pattern!r:.99} matches nothing at all")
@@ -405,7 +405,7 @@ class Delimiter:
 
     def held(self, text: str, start: int) -> int:
         """Where the text begins that may be, or may still change, a match; the end of the text if there is none."""
-        found = self._begun.search(text, max(start, len(text) - MOST_HELD))
+        found = self._begun.search(text, max(start, len(text) - MAX_HELD))
         return len(text) if found is None else found.start()
 
 

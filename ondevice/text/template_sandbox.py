@@ -8,7 +8,7 @@ string multiplied with itself run for ever or fill the memory. So:
    than their operands (multiplication, formatting, joining, indenting, replacing) are counted before they run.
 3. A list counts with all that it holds. `[x, x]` forty times over is small in memory, but printing or comparing it
    takes 2**40 steps.
-4. A call whose time can be the product of two sizes runs only if the product is at most MOST_STEPS: a method of a text
+4. A call whose time can be the product of two sizes runs only if the product is at most MAX_STEPS: a method of a text
    with another text (`x.strip(y)` and `x.rfind(y)` take up to `len(x) * len(y)` steps), and a set of values of which
    many have the same hash.
 
@@ -38,22 +38,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Longest rendering. Gemma 4's own template takes 0.0003 s per message."""
 
-MOST_CHARACTERS = 1 << 27
+MAX_CHARACTERS = 1 << 27
 """Characters made in one rendering, with intermediate results. A context of 262,144 tokens has about 1.3 million."""
 
-MOST_STEPS = 1 << 28
+MAX_STEPS = 1 << 28
 """Product of two sizes in one call, which takes under a second."""
 
-MOST_BITS = 1 << 14
+MAX_BITS = 1 << 14
 """Length of an integer: Python itself prints none that is longer."""
 
-MOST_DIGITS = 100
+MAX_DIGITS = 100
 """Digits that a number is rounded to, spaces that JSON is indented by, and characters of a form of times."""
 
-MOST_SOURCE = 1 << 18
+MAX_SOURCE = 1 << 18
 """Characters of a template: the longest known have 60,000."""
 
 ITEM, HELD = 16, 64
@@ -108,8 +108,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         Raises:
             TemplateError: it is no valid Jinja, or too long.
         """
-        if len(source) > MOST_SOURCE:
-            raise TemplateLimitError(f"it has {len(source)} characters, more than {MOST_SOURCE}")
+        if len(source) > MAX_SOURCE:
+            raise TemplateLimitError(f"it has {len(source)} characters, more than {MAX_SOURCE}")
         self.restart()  # filters of constants run now
         template: Template = self.from_string(_Counting().visit(self.parse(source)))
         return template
@@ -220,7 +220,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return whole.replace(str(old), added, -1 if count is None else count)
 
     def _round(self, value: Any, precision: int = 0, method: Literal["common", "ceil", "floor"] = "common") -> Any:
-        if abs(precision) > MOST_DIGITS:
+        if abs(precision) > MAX_DIGITS:
             raise TemplateLimitError(f"it rounds to {precision} digits")
         return self.made(do_round(value, precision, method))
 
@@ -231,7 +231,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def _to_json(self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         """JSON of a value. Jinja's own filter escapes `<` and `&` for HTML; a model must see them as they are."""
-        if indent is not None and indent > MOST_DIGITS:
+        if indent is not None and indent > MAX_DIGITS:
             raise TemplateLimitError(f"it indents by {indent} spaces")
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **options)
         return self.concat(encoder.iterencode(value))
@@ -253,7 +253,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def _spend_format(self, form: str, sign: str, values: Any) -> None:
         """Count a formatted text before it is made: each field is as wide as `form` says, and may show all values."""
-        widths = sum(int(digits) if len(digits) < 10 else 10 * MOST_CHARACTERS for digits in re.findall(r"\d+", form))
+        widths = sum(int(digits) if len(digits) < 10 else 10 * MAX_CHARACTERS for digits in re.findall(r"\d+", form))
         self._left.spend(widths + form.count(sign) * self._weight(values))
 
     def _weight(self, value: Any) -> int:
@@ -281,11 +281,11 @@ class _Allowance(threading.local):
         self.restart()
 
     def restart(self) -> None:
-        self._characters, self._deadline = MOST_CHARACTERS, monotonic() + MOST_SECONDS
+        self._characters, self._deadline = MAX_CHARACTERS, monotonic() + MAX_SECONDS
 
     def check(self, characters: int) -> None:
         if characters > self._characters:
-            raise TemplateLimitError(f"it makes more than {MOST_CHARACTERS >> 20} million characters")
+            raise TemplateLimitError(f"it makes more than {MAX_CHARACTERS >> 20} million characters")
 
     def spend(self, characters: int = 0) -> None:
         """Count characters that were made, or will be, and look at the clock.
@@ -296,7 +296,7 @@ class _Allowance(threading.local):
         self.check(characters)
         self._characters -= characters
         if monotonic() > self._deadline:
-            raise TemplateLimitError(f"it runs for more than {MOST_SECONDS:.0f} s")
+            raise TemplateLimitError(f"it runs for more than {MAX_SECONDS:.0f} s")
 
 
 class _Counting(NodeTransformer):
@@ -344,13 +344,13 @@ def _method(name: str, *args: Any) -> nodes.Call:
 
 
 def _check_bits(bits: int) -> None:
-    if bits > MOST_BITS:
+    if bits > MAX_BITS:
         raise TemplateLimitError("it computes with a number that is too long")
 
 
 def _check_steps(size: int, times: int) -> None:
-    if size * times > MOST_STEPS:
-        raise TemplateLimitError(f"it calls something that takes more than {MOST_STEPS >> 20} million steps")
+    if size * times > MAX_STEPS:
+        raise TemplateLimitError(f"it calls something that takes more than {MAX_STEPS >> 20} million steps")
 
 
 def _check_hashes(keys: Iterable[Any]) -> None:
@@ -366,7 +366,7 @@ def _dict(items: Any = (), /, **named: Any) -> dict[Any, Any]:
 
 
 def _now(form: str) -> str:
-    if len(form) > MOST_DIGITS:
+    if len(form) > MAX_DIGITS:
         raise TemplateLimitError(f"it writes the time in a form of {len(form)} characters")
     return datetime.now().strftime(form)
 

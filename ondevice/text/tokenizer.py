@@ -17,7 +17,7 @@ from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
 LONG = 1 << 14
 """Characters from which a text is encoded without keeping other threads from running."""
 
-MOST_AT_ONCE = 1 << 12
+MAX_AT_ONCE = 1 << 12
 """Texts that are encoded at once: each takes a kilobyte."""
 
 
@@ -133,8 +133,8 @@ class Tokenizer:
         Args, raises: as `encode`.
         """
         made = []
-        for first in range(0, len(texts), MOST_AT_ONCE):
-            some = texts[first : first + MOST_AT_ONCE]
+        for first in range(0, len(texts), MAX_AT_ONCE):
+            some = texts[first : first + MAX_AT_ONCE]
             for encoding in self._encoded(some, False, parse_special, with_places=True):
                 ids = encoding.ids
                 numbers = [] if wanted.isdisjoint(ids) else [at for at, token in enumerate(ids) if token in wanted]

@@ -23,7 +23,7 @@ from benchmarks.start import start
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline
 from tests.model_made import model_over, write_bundle
 from tests.toy_engine import ToyEngine
@@ -101,7 +101,7 @@ def test_projections(reference_bundle: Path) -> None:
     steps = by_shape(engine._program.plan().steps)
     engine.close()
     counted = sum(inputs * outputs * len(plan) for (inputs, outputs, _, _), plan in steps.items())
-    assert counted == rows.work_of(Models(bundle).target).all_rows
+    assert counted == rows.work_of(BundleModels(bundle).target).all_rows
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.bundle_format.interfaces import (
     Interface,
-    Tensor,
+    TensorSignature,
     drafter_interface,
     heads_interface,
     target_interface,
@@ -28,7 +28,7 @@ from ondevice.bundle_format.manifest import Manifest
 from ondevice.engines import graph_check
 from ondevice.engines.graph_check import (
     MalformedError,
-    Message,
+    ProtobufMessage,
     check_graph,
     check_interface,
 )
@@ -368,7 +368,7 @@ def test_a_file_that_cannot_be_read(reference_bundle: Path, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_too_large(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_check, "MOST_BYTES", 1000)
+    monkeypatch.setattr(graph_check, "MAX_BYTES", 1000)
     with pytest.raises(BundleCorruptError, match="more than 1000 bytes"):
         check(Bundle.open(reference_bundle), "target.onnx")
 
@@ -380,11 +380,11 @@ def test_a_file_that_is_too_large(reference_bundle: Path, monkeypatch: pytest.Mo
 )
 def test_a_malformed_message(data: bytes) -> None:
     with pytest.raises(MalformedError):
-        Message(memoryview(data))
+        ProtobufMessage(memoryview(data))
 
 
 def test_fields_of_a_message() -> None:
-    message = Message(memoryview(b"\x08\x05\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x02hi\x12\x01\xff"))
+    message = ProtobufMessage(memoryview(b"\x08\x05\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x02hi\x12\x01\xff"))
     assert message.integer(1) == -1, "the last counts, in two's complement"
     assert message.integers(1) == (5, -1)
     assert message.integer(7) == 0
@@ -400,7 +400,7 @@ def test_fields_of_a_message() -> None:
 @pytest.mark.parametrize("data", [b"\x0d\x01\0\0\0", b"\x09\x01" + b"\0" * 7])
 def test_a_number_of_fixed_width_is_not_read(data: bytes) -> None:
     """A protobuf reader that knows the field as a varint or as bytes skips such a number."""
-    message = Message(memoryview(data))
+    message = ProtobufMessage(memoryview(data))
     for wrong in (lambda: message.integer(1), lambda: message.bytes(1)):
         with pytest.raises(MalformedError):
             wrong()
@@ -416,20 +416,20 @@ def test_a_graph_of_another_model(copy: Path) -> None:
 
 
 def test_interfaces_of_a_graph_are_compared() -> None:
-    x, y = Tensor("float32", (1, "?")), Tensor("int64", ("?", 64))
+    x, y = TensorSignature("float32", (1, "?")), TensorSignature("int64", ("?", 64))
     expected = Interface({"x": x}, {"y": y})
     check_interface("g", Interface({"x": x}, {"y": y}), expected)
     wrong = {
         r"y is int64\[\?, 65\], bundle\.json makes it int64\[\?, 64\]": Interface(
-            {"x": x}, {"y": Tensor("int64", ("?", 65))}
+            {"x": x}, {"y": TensorSignature("int64", ("?", 65))}
         ),
-        r"y is int64\[\?, \?\], bundle\.json makes": Interface({"x": x}, {"y": Tensor("int64", ("?", "?"))}),
+        r"y is int64\[\?, \?\], bundle\.json makes": Interface({"x": x}, {"y": TensorSignature("int64", ("?", "?"))}),
         r"x is float32\[1\], bundle\.json makes it float32\[1, \?\]": Interface(
-            {"x": Tensor("float32", (1,))}, {"y": y}
+            {"x": TensorSignature("float32", (1,))}, {"y": y}
         ),
-        r"x is float32\[1, 5\], bundle\.json makes": Interface({"x": Tensor("float32", (1, 5))}, {"y": y}),
-        r"x is int64\[1, \?\], bundle\.json makes": Interface({"x": Tensor("int64", (1, "?"))}, {"y": y}),
-        r"x is type 77\[1, \?\], bundle\.json makes": Interface({"x": Tensor("type 77", (1, "?"))}, {"y": y}),
+        r"x is float32\[1, 5\], bundle\.json makes": Interface({"x": TensorSignature("float32", (1, 5))}, {"y": y}),
+        r"x is int64\[1, \?\], bundle\.json makes": Interface({"x": TensorSignature("int64", (1, "?"))}, {"y": y}),
+        r"x is type 77\[1, \?\], bundle\.json makes": Interface({"x": TensorSignature("type 77", (1, "?"))}, {"y": y}),
         r"'z\\n' is in the graph alone": Interface({"x": x, "z\n": x}, {"y": y}),
         r"'y' is in bundle\.json alone": Interface({"x": x}, {}),
     }

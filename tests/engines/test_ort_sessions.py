@@ -15,7 +15,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.kv_cache import MARGIN
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.ort import PREFILL_ROWS, Binding, OrtEngine, OrtSession
-from ondevice.engines.protocol import MOST_SESSIONS, ROOT, Rows, Session, TokenTree
+from ondevice.engines.protocol import MAX_SESSIONS, ROOT, Rows, Session, TokenTree
 from ondevice.errors import SessionFileError, UsageError
 from tests.engines.sequences import copied, drafts, extend, forward, tokens
 from tests.toy_engine import ToyEngine
@@ -344,7 +344,7 @@ def rows(session: Session, ids: Sequence[int] = (7,), wanted: Sequence[int] = (0
 BAD_BATCHES: dict[str, tuple[Callable[[OrtSession], list[Rows]], str]] = {
     "empty": (lambda session: [], "0 sessions do not fit"),
     "too many sessions": (
-        lambda session: [rows(session.engine.open_session()) for _ in range(MOST_SESSIONS + 1)],
+        lambda session: [rows(session.engine.open_session()) for _ in range(MAX_SESSIONS + 1)],
         "17 sessions do not fit: a forward has 1 to 16",
     ),
     "the same session twice": (lambda session: [rows(session), rows(session)], "twice"),
@@ -374,7 +374,7 @@ def test_a_bad_batch_is_refused_before_anything_runs(
     for each in (session, good):
         forward(each, [11, 12], [1])
     bad = make(session)
-    for batch in (bad, [rows(good), *bad] if 0 < len(bad) < MOST_SESSIONS else bad):
+    for batch in (bad, [rows(good), *bad] if 0 < len(bad) < MAX_SESSIONS else bad):
         with pytest.raises(ValueError, match=words):
             engine.forward(batch)
     session.commit([0, 1])  # the pending rows are still pending

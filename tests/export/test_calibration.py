@@ -102,7 +102,7 @@ def test_feedback_inverts_the_moments() -> None:
 
 
 def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "MOST_TOGETHER", 64)
+    monkeypatch.setattr(rounding, "MAX_TOGETHER", 64)
     inputs = some_inputs(200, 192)
     moments = moments_of(inputs)
     assert [len(block) for block in moments.blocks] == [64, 64, 64]

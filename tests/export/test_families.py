@@ -17,7 +17,7 @@ from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError
 from ondevice_export import export, families
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary
 from ondevice_export.families.family import Family
 from ondevice_export.verify import verify
@@ -115,7 +115,7 @@ def test_rotary_embeddings_are_those_of_transformers(parameters: dict[str, Any])
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = {"rope_theta": 500_000.0, **parameters}
-    found = rotary(Fields(parameters, "config.json"), 128, 16_384)
+    found = rotary(JsonFields(parameters, "config.json"), 128, 16_384)
     if parameters["rope_type"] == "default":
         expected, factor = 1.0 / 500_000.0 ** (np.arange(0, 128, 2) / 128), 1.0
     else:

@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary
 
 
@@ -15,7 +15,7 @@ from ondevice_export.checkpoint.rope import rotary
 def test_each_frequency_is_the_nearest_float32(theta: float, rotated: float, factor: float) -> None:
     head_dim = 512
     fields = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": rotated, "factor": factor}
-    found = rotary(Fields(fields, "config.json"), head_dim, 4096).frequencies
+    found = rotary(JsonFields(fields, "config.json"), head_dim, 4096).frequencies
     pairs = int(rotated * head_dim) // 2
     with localcontext(prec=40):
         exact = [1 / Decimal(theta) ** (Decimal(2 * i) / head_dim) / Decimal(factor) for i in range(pairs)]

@@ -17,7 +17,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
@@ -114,7 +114,7 @@ def test_codes_and_scales_are_those_of_the_checkpoint(pair: tuple[str, Path]) ->
     names = json.loads((directory / "target" / "config.json").read_text())
     prefix = "model.language_model." if "Unified" in names["architectures"][0] else "model."
     tensors = load_float(directory / "target" / "model.safetensors", load_file)
-    model = Models(Bundle.open(directory / "bundle")).target
+    model = BundleModels(Bundle.open(directory / "bundle")).target
     modules: dict[str, Matrix] = {"lm_head": model.head, f"{prefix}embed_tokens": model.table}
     for index, layer in enumerate(model.layers):
         modules |= {f"{prefix}layers.{index}.{name}": matrix for name, matrix in layer.matrices.items()}
@@ -190,7 +190,7 @@ def test_a_pattern_counts_that_fits_the_tensors(tmp_path: Path) -> None:
     quantization = read_quantization(read_json(tmp_path / "target" / "config.json"), "config.json")
     assert quantization is not None
     assert quantization.candidates("model.layers.0.mlp.up_proj") == (2, 8)
-    model = Models(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none"))).target
+    model = BundleModels(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none"))).target
     assert [layer.matrices["mlp.up_proj"].format.bits for layer in model.layers] == [8, 2, 2]
     assert [layer.matrices["self_attn.q_proj"].format.bits for layer in model.layers] == [8, 4, 4]
 

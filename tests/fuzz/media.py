@@ -16,7 +16,7 @@ import soundfile
 from benchmarks.e2b_shape import AUDIO, VISION
 from ondevice import machine
 from ondevice.media.images import Picture
-from ondevice.media.prompt import MOST_DECODED, Medium
+from ondevice.media.prompt import MAX_DECODED, Medium
 from ondevice.media.sounds import Sound
 from ondevice.media.videos import Frames
 from ondevice.text.media_parts import Audio, Image, Video
@@ -111,7 +111,7 @@ def _read(read_header: Callable[[bytes], Medium], content: bytes) -> None:
     finally:
         assert machine.peak_rss_bytes() - memory < HEADER_BYTES
         assert time.process_time() - started < HEADER_S
-    if sum(medium.counts) >= LENGTH or medium.size > MOST_DECODED:
+    if sum(medium.counts) >= LENGTH or medium.size > MAX_DECODED:
         return
     pieces = [medium.piece(index) for index in range(len(medium.counts))]
     if isinstance(medium, Picture):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ondevice.generate import loop
-from ondevice.generate.controller import FixedLength, Plan
+from ondevice.generate.controller import FixedLength, RoundPlan
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.grammar import GrammarDrafter
 from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import Draft
 from ondevice.generate.loop import pruned
-from ondevice.generate.request import Limits, Mask, SamplingOptions
+from ondevice.generate.request import Limits, SamplingOptions, TokenMask
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import keep_allowed
 from ondevice.generate.verify import accept
@@ -51,7 +51,7 @@ class Steps:
         left = self._next([*self._taken, *path]) if self.allows(path) else []
         return left[0] if len(left) == 1 else None
 
-    def mask(self, path: Sequence[int]) -> Mask:
+    def mask(self, path: Sequence[int]) -> TokenMask:
         seen = [*self._taken, *path]
         if seen[-1] == 9:
             return np.array([0xFFFFFFFF], np.uint32)
@@ -219,7 +219,7 @@ class Asleep(FixedLength):
     def asked(self, drafters: Any) -> list[Any]:
         return []
 
-    def plan(self, drafters: Any, limit: int, other_rows: int = 0) -> Plan:
+    def plan(self, drafters: Any, limit: int, other_rows: int = 0) -> RoundPlan:
         self.woken += 1
         return super().plan(drafters, limit, other_rows)
 

@@ -113,7 +113,7 @@ def test_a_server_without_ranges_begins_again(hub):
 
 
 def test_it_gives_up_and_the_next_one_goes_on(hub, home):
-    hub.faults[WEIGHTS] = ["broken", *["503"] * pulling.MOST_FAILURES]
+    hub.faults[WEIGHTS] = ["broken", *["503"] * pulling.MAX_FAILURES]
     with pytest.raises(HubError, match="continues from here"):
         ondevice.pull(REPOSITORY)
     assert not (home / "toy").exists()

@@ -143,7 +143,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_a_file_that_is_too_large_is_not_read(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch, files: Path
 ) -> None:
-    monkeypatch.setattr("ondevice.cli.prompts.MOST_BYTES", len(PICTURE) - 1)
+    monkeypatch.setattr("ondevice.cli.prompts.MAX_BYTES", len(PICTURE) - 1)
     with pytest.raises(ondevice.PromptError, match="has more than"):
         run_command("/image photo.png", conversation)
 

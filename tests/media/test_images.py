@@ -237,7 +237,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch: pytest
 
 
 def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(images, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(images, "MAX_BYTES", 1 << 20)
     assert "has more than 1 MB" in refused(b"x" * (1 << 20) + b"x")
     path = tmp_path / "large"
     path.write_bytes(b"x" * (1 << 20) + b"x")

@@ -186,7 +186,7 @@ def test_a_sound_that_does_not_say_its_length() -> None:
 def test_pictures_of_too_many_parts() -> None:
     head, pixels, end = parted(png())
     jpeg, gif = (saved(PIL.Image.fromarray(noise(60, 80)), kind) for kind in ("JPEG", "GIF"))
-    many = images.MOST_READS
+    many = images.MAX_READS
     for content in (
         head + chunk(b"abCd") * many + pixels + end,
         head + pixels + chunk(b"abCd") * many + end,
@@ -215,7 +215,7 @@ def test_a_picture_of_many_parts_that_are_all_needed() -> None:
 
 def test_a_sound_of_too_many_chunks() -> None:
     header = wav(tone(0.5))[20:36]
-    for count, fits in ((sounds.MOST_CHUNKS - 2, True), (sounds.MOST_CHUNKS, False)):
+    for count, fits in ((sounds.MAX_CHUNKS - 2, True), (sounds.MAX_CHUNKS, False)):
         file = riff([(b"junk", b"")] * count + [(b"fmt ", header), (b"data", bytes(4000))])
         if fits:
             assert heard(file).size == 2000
@@ -227,7 +227,7 @@ def test_a_sound_of_too_many_chunks() -> None:
 def test_a_sound_of_too_many_pages() -> None:
     file = sound_file(tone(1.0), "OGG", "VORBIS")
     expected = heard(file).piece(0).values
-    few, many = (b"OggS" * count for count in (sounds.MOST_NO_PAGES - 1, sounds.MOST_NO_PAGES))
+    few, many = (b"OggS" * count for count in (sounds.MAX_FALSE_PAGES - 1, sounds.MAX_FALSE_PAGES))
     np.testing.assert_array_equal(heard(file + few).piece(0).values, expected)
     with pytest.raises(PromptError, match="64 beginnings of pages that are none"):
         heard(file + many)
@@ -297,7 +297,7 @@ def test_the_sum_of_a_prompt_is_limited_before_anything_is_decoded(
     encoder: MediaEncoder, medium: Image | Audio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 60 * 80 if isinstance(medium, Image) else 8000
-    monkeypatch.setattr(prompt, "MOST_DECODED", 3 * size)
+    monkeypatch.setattr(prompt, "MAX_DECODED", 3 * size)
     ids = [placeholder(encoder, medium)]
     assert len(encoder.insert(ids * 3, [medium] * 3, None, 4096)[1]) == 3
     for kind in (Picture, Sound):

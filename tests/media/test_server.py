@@ -16,7 +16,7 @@ from ondevice import Image, Model
 from ondevice.media.images import Picture
 from ondevice.media.prompt import MediaEncoder
 from ondevice.server.bodies import MAX_REQUEST_BYTES
-from ondevice.text.media_parts import MOST_BYTES
+from ondevice.text.media_parts import MAX_BYTES
 from tests.media.pictures_made import png
 from tests.server.served import Answer, Served, serving
 
@@ -85,7 +85,7 @@ def test_counting_decodes_no_picture(served: Served, chat_model: Model, monkeypa
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT, "/v1/chat/completions", RESPONSES])
 def test_the_pixels_of_a_request_are_limited(served: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ondevice.media.prompt.MOST_DECODED", 2 * 50 * 50)
+    monkeypatch.setattr("ondevice.media.prompt.MAX_DECODED", 2 * 50 * 50)
     monkeypatch.setattr(Picture, "piece", lambda self, index: pytest.fail("decoded"))
     pictures = {
         "/v1/chat/completions": {"type": "image_url", "image_url": {"url": URL}},
@@ -236,13 +236,13 @@ def test_forms_of_responses_that_are_refused(served: Served, part: dict[str, Any
 
 
 def test_the_largest_picture_fits_into_a_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """A file of MOST_BYTES reaches the reader of pictures, which refuses this one. No content of it is logged."""
+    """A file of MAX_BYTES reaches the reader of pictures, which refuses this one. No content of it is logged."""
     with caplog.at_level(logging.DEBUG):
-        answer = message(served, user(block(b"never a picture" * (MOST_BYTES // 15)), TEXT))
+        answer = message(served, user(block(b"never a picture" * (MAX_BYTES // 15)), TEXT))
     assert answer.status == 400
     assert "picture 1 is damaged" in answer.body["error"]["message"]
     assert "bmV2ZX" not in caplog.text
-    assert 4 * MOST_BYTES // 3 < MAX_REQUEST_BYTES
+    assert 4 * MAX_BYTES // 3 < MAX_REQUEST_BYTES
 
 
 def test_the_server_says_what_its_model_reads(served: Served) -> None:

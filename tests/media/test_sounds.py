@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.e2b_shape import AUDIO
-from ondevice.bundle_format.audio import MOST_SAMPLES, RATE
+from ondevice.bundle_format.audio import MAX_SAMPLES, RATE
 from ondevice.errors import MissingDependencyError, OndeviceError, PromptError
 from ondevice.media import sounds
 from ondevice.media.sounds import Samples, Sound, converted, converted_length, mel_filters, mel_spectrogram
@@ -114,10 +114,10 @@ def test_sounds_without_a_frame(seconds: float) -> None:
     [
         (161, [161], [1]),
         (RATE, [RATE], [25]),
-        (MOST_SAMPLES, [MOST_SAMPLES], [750]),
-        (MOST_SAMPLES + 160, [MOST_SAMPLES], [750]),  # what is left is shorter than a frame
-        (MOST_SAMPLES + 161, [MOST_SAMPLES, 161], [750, 1]),
-        (2 * MOST_SAMPLES + 16_000, [MOST_SAMPLES, MOST_SAMPLES, 16_000], [750, 750, 25]),
+        (MAX_SAMPLES, [MAX_SAMPLES], [750]),
+        (MAX_SAMPLES + 160, [MAX_SAMPLES], [750]),  # what is left is shorter than a frame
+        (MAX_SAMPLES + 161, [MAX_SAMPLES, 161], [750, 1]),
+        (2 * MAX_SAMPLES + 16_000, [MAX_SAMPLES, MAX_SAMPLES, 16_000], [750, 750, 25]),
     ],
 )
 def test_long_sounds_become_several(samples: int, lengths: list[int], tokens: list[int]) -> None:
@@ -180,11 +180,11 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 def test_limits_hold_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (sounds.WavFile, sounds.OtherFile):
         monkeypatch.setattr(source, "blocks", lambda self: pytest.fail("decoded"))
-    monkeypatch.setattr(sounds, "MOST_SECONDS", 1)
+    monkeypatch.setattr(sounds, "MAX_SECONDS", 1)
     assert "longer than" in refused(wav(tone(1.01)))
     for kind, subtype, _ in FORMATS:
         assert "longer than" in refused(packed(tone(1.5), RATE, kind, subtype))
-    monkeypatch.setattr(sounds, "MOST_BYTES", 1000)
+    monkeypatch.setattr(sounds, "MAX_BYTES", 1000)
     assert "more than 0 MB" in refused(wav(HALF))
 
 
@@ -269,7 +269,7 @@ def test_lengths_after_conversion() -> None:
 
 
 @pytest.mark.needs("oracle")
-@pytest.mark.parametrize("samples", [161, 320, 321, 322, 480, 481, 12_345, RATE, RATE + 1, MOST_SAMPLES])
+@pytest.mark.parametrize("samples", [161, 320, 321, 322, 480, 481, 12_345, RATE, RATE + 1, MAX_SAMPLES])
 def test_spectrograms_are_those_of_transformers(samples: int) -> None:
     from transformers import Gemma4AudioFeatureExtractor
 

@@ -18,7 +18,7 @@ from ondevice.engines.graph_check import check_graph
 from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
 from ondevice_export import export
-from ondevice_export.matrices import MOST_ACTIVATION
+from ondevice_export.matrices import MAX_ACTIVATION
 from tests.media.pictures_made import noise
 from tests.media.towers import encoded, vision_tower
 from tests.tiny_models import PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS
@@ -97,7 +97,7 @@ def test_codes_of_layers_fit_16_bit_sums_of_two_products(seeing: dict[tuple[str,
     for name, each in layers.items():
         codes = data[each.offset : each.offset + each.bytes].view(np.int8).astype(int)
         assert each.format == "int8", name
-        assert 2 * (2 * MOST_ACTIVATION) * np.abs(codes).max() <= 32767, name
+        assert 2 * (2 * MAX_ACTIVATION) * np.abs(codes).max() <= 32767, name
 
 
 def changed(checkpoint: Path, directory: Path, **tensors: Any) -> Path:

@@ -20,7 +20,7 @@ from ondevice import Image, Model, PromptError, Video
 from ondevice.cli.main import main
 from ondevice.media.videos import Frames, clock, evenly
 from ondevice.server.apis.openai import read_chat_completion
-from ondevice.server.requests import Fields, RequestError
+from ondevice.server.requests import RequestError, RequestFields
 from ondevice.text.messages import ChatOptions
 from tests.media.pictures_made import noise, png
 
@@ -189,13 +189,13 @@ def test_videos_that_are_refused(chat_model: Model, video: Any, complaint: str) 
 
 def test_a_file_that_is_too_large(chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     content = clip(2)
-    monkeypatch.setattr("ondevice.media.videos.MOST_BYTES", len(content) - 1)
+    monkeypatch.setattr("ondevice.media.videos.MAX_BYTES", len(content) - 1)
     with pytest.raises(PromptError, match="video 1 has more than"):
         chat_model.encode(asked(Video(content)))
 
 
 def test_clients_cannot_name_files() -> None:
-    fields = Fields({"messages": asked({"type": "video", "video": "clip.mp4"})})
+    fields = RequestFields({"messages": asked({"type": "video", "video": "clip.mp4"})})
     with pytest.raises(RequestError, match="send some frames of a video"):
         read_chat_completion(fields)
 
@@ -250,11 +250,11 @@ def test_frames_of_a_file_that_are_too_large(chat_model: Model, monkeypatch: pyt
     """By the header, and if it is wrong by the decoder itself, before it has memory for a frame."""
     content, vision = clip(3), chat_model.manifest.vision
     assert vision is not None
-    monkeypatch.setattr("ondevice.media.images.MOST_PIXELS", 48 * 64 - 1)
+    monkeypatch.setattr("ondevice.media.images.MAX_PIXELS", 48 * 64 - 1)
     with pytest.raises(PromptError, match="it has 64 x 48 pixels"):
         Frames(Video(content), vision, "it")
     monkeypatch.undo()
-    monkeypatch.setattr("ondevice.media.videos.MOST_PIXELS", 48 * 64 - 1)
+    monkeypatch.setattr("ondevice.media.videos.MAX_PIXELS", 48 * 64 - 1)
     with pytest.raises(PromptError, match="it is damaged, or no video"):
         Frames(Video(content), vision, "it").piece(0)
 

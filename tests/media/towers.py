@@ -12,7 +12,7 @@ from ondevice import Reply
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.interfaces import audio_interface, vision_interface
-from ondevice.media.tower import Piece, Tower
+from ondevice.media.tower import MediaPiece, Tower
 
 
 def vision_tower(bundle: Bundle) -> Tower:
@@ -57,7 +57,7 @@ def assert_greedy(reply: Reply, logits: Any, placeholders: Sequence[int]) -> Non
         np.testing.assert_allclose([value for _, value in each.top], np.sort(row)[:-6:-1], atol=1e-4, rtol=0)
 
 
-def encoded(tower: Tower, piece: Piece) -> Float32Array:
+def encoded(tower: Tower, piece: MediaPiece) -> Float32Array:
     rows = tower.encode(piece)
     assert rows is not None
     return rows

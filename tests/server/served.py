@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ondevice.bundle import Bundle
 from ondevice.model import Model
-from ondevice.server.model_manager import Source
+from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
 
 PATIENCE_S = 300.0
@@ -101,7 +101,7 @@ class Served(Client):
 @contextmanager
 def serving(bundle: Path, load: Callable[[], Model], *, wait: bool = True, **setup: Any) -> Iterator[Served]:
     """Run a server at a free port within the block."""
-    server = Server([Source(Bundle.open(bundle), lambda report: load())], Setup(**setup))
+    server = Server([ServedModel(Bundle.open(bundle), lambda report: load())], Setup(**setup))
     with running(server, wait=wait) as served:
         yield served
 

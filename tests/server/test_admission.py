@@ -11,7 +11,7 @@ import pytest
 
 from ondevice import machine
 from ondevice.server.replies import WORKERS
-from ondevice.server.requests import Fields
+from ondevice.server.requests import RequestFields
 from tests.server.served import Answer, wait_until
 
 TEXT = "/v1/completions"
@@ -210,8 +210,8 @@ def test_slow_requests_fill_no_pool_that_others_need(serve_toy, gate, monkeypatc
     """Their work has threads of its own: health, properties, the page and running replies go on."""
     with serve_toy(max_sequences=2) as served, served.stream(TEXT, prompt="abc", drafter="none") as lines:
         next(lines)
-        blocked = Blocked(Fields.texts)
-        monkeypatch.setattr(Fields, "texts", blocked)
+        blocked = Blocked(RequestFields.texts)
+        monkeypatch.setattr(RequestFields, "texts", blocked)
         answers: list[Answer] = []
         threads = [in_background(served, answers, prompt="abc", max_tokens=2) for _ in range(12)]
         wait_until(lambda: blocked.calls == WORKERS)
@@ -227,8 +227,8 @@ def test_slow_requests_fill_no_pool_that_others_need(serve_toy, gate, monkeypatc
 
 def test_clients_that_disconnect_before_their_work_begins(serve_toy, monkeypatch):
     with serve_toy() as served:
-        blocked = Blocked(Fields.texts)
-        monkeypatch.setattr(Fields, "texts", blocked)
+        blocked = Blocked(RequestFields.texts)
+        monkeypatch.setattr(RequestFields, "texts", blocked)
 
         def entered(count):
             return lambda: blocked.calls == count

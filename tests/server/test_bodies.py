@@ -15,7 +15,7 @@ import pytest
 
 from ondevice.server import bodies, replies
 from ondevice.server.bodies import BLOCK, parse
-from ondevice.server.requests import Fields, RequestError
+from ondevice.server.requests import RequestError, RequestFields
 from tests.server.served import wait_until
 
 TEXT = "/v1/completions"
@@ -210,9 +210,9 @@ def test_two_long_bodies_are_parsed_at_a_time(serve_toy, monkeypatch):
             assert blocked.wait(300)
         return texts(fields, name)
 
-    texts = Fields.texts
+    texts = RequestFields.texts
     monkeypatch.setattr(bodies, "parse", parse_long)
-    monkeypatch.setattr(Fields, "texts", read_slowly)
+    monkeypatch.setattr(RequestFields, "texts", read_slowly)
     monkeypatch.setattr(replies, "WORKERS", bodies.MAX_PARSED + 1)
     with serve_toy() as served:
         answers: list[int] = []

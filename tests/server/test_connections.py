@@ -136,7 +136,7 @@ def test_a_malformed_body_behind_another_request(serve_toy, gate, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("size", "is_possible"), [(1, False), (100, False), (running.LEAST_CHUNK, True)])
+@pytest.mark.parametrize(("size", "is_possible"), [(1, False), (100, False), (running.MIN_CHUNK, True)])
 def test_small_chunks(serve_toy, size, is_possible):
     """They would take the event loop longer than the rest of a request."""
     count = 20 * running.FREE_CHUNKS

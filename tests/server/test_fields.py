@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ondevice.server.apis import anthropic, ollama, openai, responses
-from ondevice.server.requests import Fields, RequestError
+from ondevice.server.requests import RequestError, RequestFields
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "server.md"
 BEGIN, END = "<!-- fields: made by tests/server/test_fields.py -->\n", "<!-- end of fields -->\n"
 MESSAGES = [{"role": "user", "content": "x"}]
 
-READERS: dict[str, tuple[Callable[[Fields], Any], dict[str, Any]]] = {
+READERS: dict[str, tuple[Callable[[RequestFields], Any], dict[str, Any]]] = {
     "/v1/chat/completions": (openai.read_chat_completion, {"messages": MESSAGES}),
     "/v1/completions": (openai.read_completion, {"prompt": "x"}),
     "/v1/responses": (responses.read_response, {"input": "x"}),
@@ -33,10 +33,10 @@ ANYWHERE = ("model", "stream")
 """Fields that the server reads itself."""
 
 
-def read(path: str, **more: Any) -> Fields:
+def read(path: str, **more: Any) -> RequestFields:
     """The fields of a request after they were read."""
     reader, least = READERS[path]
-    fields = Fields({**least, **more})
+    fields = RequestFields({**least, **more})
     for name in ANYWHERE:
         fields.get(name)
     reader(fields)

@@ -13,7 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.server.app import make_app
 from ondevice.server.guard import Rules
 from ondevice.server.metrics import Metrics
-from ondevice.server.model_manager import Models, Source
+from ondevice.server.model_manager import Models, ServedModel
 from ondevice.server.page import FILES
 from ondevice.server.replies import AdmissionQueue
 from tests.chat_bundle import write_chat_bundle
@@ -65,7 +65,7 @@ def test_10000_random_requests(alone: Alone) -> None:
 
 
 def test_every_path_gets_random_requests(reference_bundle: Path) -> None:
-    models = Models([Source(Bundle.open(reference_bundle), lambda report: load_toy(reference_bundle))])
+    models = Models([ServedModel(Bundle.open(reference_bundle), lambda report: load_toy(reference_bundle))])
     guard = make_app(models, AdmissionQueue(1, 1), Metrics(), Rules())
     routes = [route for route in vars(guard)["_app"].routes if isinstance(route, Route)]
     posts = [route for route in routes if route.methods == {"POST"}]

@@ -8,7 +8,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.errors import UsageError
 from ondevice.model import CACHE_BYTES
-from ondevice.server.model_manager import Models, Source
+from ondevice.server.model_manager import Models, ServedModel
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.served import running, wait_until
@@ -27,7 +27,7 @@ def three(tmp_path, gate):
             loaded.append(name)
             return model_over(ToyEngine(400, chunk=16, before=gate), bundle.path, max_sequences=2)
 
-        return Source(bundle, load)
+        return ServedModel(bundle, load)
 
     return [source(name) for name in ("a", "b", "c")], loaded
 
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_its_requests(three):
     def fail(report):
         raise UsageError("no kernels")
 
-    sources = [three[0][0], Source(three[0][1].bundle, fail)]
+    sources = [three[0][0], ServedModel(three[0][1].bundle, fail)]
     with running(Server(sources, Setup(memory=room_for(2)))) as served:
         for _ in range(2):
             answer = ask(served, model="b")

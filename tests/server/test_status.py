@@ -9,7 +9,7 @@ import ondevice
 from ondevice.errors import BundleCorruptError
 from ondevice.generate.stats import DraftCounts
 from ondevice.server.metrics import Metrics
-from ondevice.server.requests import Fields
+from ondevice.server.requests import RequestFields
 from tests.model_made import load_toy
 from tests.server.served import PATIENCE_S, serving, wait_until
 
@@ -61,14 +61,14 @@ def test_detokenize_refuses_bad_ids(served, tokens):
 def test_a_request_that_takes_long_to_read_stops_no_other(served, monkeypatch, path, fields, reader):
     """As one of 15 MB does, whose objects are walked one by one."""
     reading, answered = threading.Event(), threading.Event()
-    method = getattr(Fields, reader)
+    method = getattr(RequestFields, reader)
 
     def slow(self, name):
         reading.set()
         assert answered.wait(PATIENCE_S / 10)
         return method(self, name)
 
-    monkeypatch.setattr(Fields, reader, slow)
+    monkeypatch.setattr(RequestFields, reader, slow)
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(served.post(path, **fields).status))
     thread.start()

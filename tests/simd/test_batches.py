@@ -12,7 +12,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
-from ondevice.engines.protocol import MOST_SESSIONS, KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.protocol import MAX_SESSIONS, KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd import buffers
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
@@ -70,10 +70,10 @@ def test_random_batches(pair: tuple[SimdEngine, SimdEngine], turned: bool) -> No
 
 
 def test_sixteen_sequences_and_as_many_rows_as_there_may_be(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "MAX_ROWS", 3 * MOST_SESSIONS)
+    monkeypatch.setattr(engine_module, "MAX_ROWS", 3 * MAX_SESSIONS)
     engine = SimdEngine(bundle, threads=2)
-    sessions = [engine.open_session() for _ in range(MOST_SESSIONS)]
-    trees = [TokenTree.chain([index, 2 * index, 3]) for index in range(MOST_SESSIONS)]
+    sessions = [engine.open_session() for _ in range(MAX_SESSIONS)]
+    trees = [TokenTree.chain([index, 2 * index, 3]) for index in range(MAX_SESSIONS)]
     found = engine.forward([Rows(*each, range(3)) for each in zip(sessions, trees, strict=True)])
     for outputs, tree in zip(found, trees, strict=True):
         alone = engine.open_session()
@@ -236,7 +236,7 @@ def test_a_batch_that_is_none(bundle: Bundle, engine: SimdEngine, session: SimdS
     one, other = TokenTree.chain([1]), engine.open_session()
     run(session, [1, 2], [1])
     batches = {
-        "1 to 16": [Rows(engine.open_session(), one, [0]) for _ in range(MOST_SESSIONS + 1)],
+        "1 to 16": [Rows(engine.open_session(), one, [0]) for _ in range(MAX_SESSIONS + 1)],
         "twice": [Rows(session, one, [0]), Rows(other, one, [0]), Rows(session, one, [0])],
         "the engine that opened it": [Rows(session, one, [0]), Rows(stranger.open_session(), one, [0])],
         "do not fit": [Rows(session, TokenTree.chain([1] * 250), []) for session in (session, *_three(engine))],

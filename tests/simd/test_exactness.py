@@ -17,7 +17,7 @@ from ondevice.engines.simd.tensor_files import TensorFiles
 from tests.simd.forwards import assert_row_alone, drafted, extend, interrupted_allocations, path_to, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 def filled(engine: SimdEngine, ids: list[int], rng: np.random.Generator) -> SimdSession:
@@ -29,9 +29,9 @@ def filled(engine: SimdEngine, ids: list[int], rng: np.random.Generator) -> Simd
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees(pair: tuple[SimdEngine, SimdEngine], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, VOCAB, rng.integers(1, CONTEXT - 2 * MOST_ROWS)).tolist()
+    ids = rng.integers(0, VOCAB, rng.integers(1, CONTEXT - 2 * MAX_ROWS)).tolist()
     alone, together = (filled(engine, ids, rng) for engine in pair)
-    tree = random_tree(rng, int(rng.integers(1, MOST_ROWS + 1)))
+    tree = random_tree(rng, int(rng.integers(1, MAX_ROWS + 1)))
     wanted = np.sort(rng.choice(len(tree), rng.integers(1, len(tree) + 1), replace=False)).tolist()
     outputs = run(together, tree, wanted)
     for index, row in enumerate(wanted):

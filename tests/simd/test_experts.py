@@ -20,7 +20,7 @@ from ondevice.engines.simd.model import Experts
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import ExpertsPlanner, pack_experts
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd import generations, twins
@@ -193,9 +193,9 @@ def test_a_forward_tells_how_many_experts_it_read(bundles: dict[str, Bundle]) ->
 
 def test_experts_are_a_class_of_weights(bundles: dict[str, Bundle]) -> None:
     layers, count, hidden, inner = 3, 12, 64, 32
-    classes = Models(bundles["26b"]).weight_classes()
+    classes = BundleModels(bundles["26b"]).weight_classes()
     assert classes["experts"] == {"int4": layers * count * 3 * hidden * inner}
-    assert "experts" not in Models(bundles["31b"]).weight_classes()
+    assert "experts" not in BundleModels(bundles["31b"]).weight_classes()
 
 
 def test_drafts_change_no_reply(bundles: dict[str, Bundle]) -> None:

@@ -22,7 +22,7 @@ from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention import key_codes, lookup
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head
-from ondevice.engines.simd.kernels.contract import SPAN, UNIT, Choose, Shortlist, to_row
+from ondevice.engines.simd.kernels.contract import SPAN, UNIT, Choose, ChooseClusters, to_row
 from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.kernels.isa.vector import argmax_lanes, load
 from ondevice.engines.simd.kernels.rows import best_of, shortlist
@@ -160,7 +160,7 @@ def test_the_best_are_different_and_among_those_that_there_are(guards: Guards, k
 def test_every_row_of_a_shortlist_names_existing_clusters(guards: Guards, kind: str) -> None:
     rows, clusters, top, stride = 3, 20, 4, 32
     scores, chosen = guards.copy(filled(kind, (rows, stride))), guards.full((rows, top), -1, np.int64)
-    step = Shortlist(scores.ctypes.data, clusters, chosen.ctypes.data, top, rows, stride)
+    step = ChooseClusters(scores.ctypes.data, clusters, chosen.ctypes.data, top, rows, stride)
     shortlist(np.array(to_row(step)), 0, 1)
     assert ((chosen >= 0) & (chosen < clusters)).all()
 

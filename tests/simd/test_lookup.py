@@ -139,7 +139,7 @@ def test_the_choice_equals_its_twin_s(least: int, most: int, part: float, ties: 
     [("avx512vbmi", "vpermb"), ("avx512vnni", "pshufb-512"), ("avx2", "pshufb-256"), ("generic", ""), ("neon", "tbl")],
 )
 def test_the_widest_shuffle_is_used(monkeypatch: pytest.MonkeyPatch, name: str, expected: str) -> None:
-    monkeypatch.setattr(library, "choice", lambda: library.Choice(name, None))
+    monkeypatch.setattr(library, "choice", lambda: library.LibraryChoice(name, None))
     assert byte_shuffle() == expected
 
 

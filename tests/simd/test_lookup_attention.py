@@ -21,8 +21,8 @@ from ondevice.engines.simd.kernels.contract import (
     SPAN,
     UNIT,
     Attend,
+    KernelStep,
     LookUp,
-    Step,
     to_row,
 )
 from ondevice.engines.simd.plan.builder import Plan
@@ -64,7 +64,7 @@ class Case:
         self.attends = attend._replace(window=WINDOW, chosen=self.chosen.ctypes.data, most=MOST)
         self.by_tables = attend._replace(window=WINDOW, codes=2, width=CODE_WIDTH)
 
-    def run(self, kernel: Any, step: Step, *threads: int) -> twins.Quantized:
+    def run(self, kernel: Any, step: KernelStep, *threads: int) -> twins.Quantized:
         words, claims = np.array(to_row(step)), np.zeros(1, np.int64)
         kernel(words, self._state.slots, 0, *threads, claims.ctypes.data)
         return read_records(self._out, 1)

@@ -12,7 +12,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import AS_TRAINED
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice_export import export
 from tests.conftest import MakePair
@@ -104,7 +104,7 @@ def test_a_float_drafter_of_a_trained_target_too(make_pair: MakePair, tmp_path: 
 def test_sizes_are_those_of_the_configuration(bundles: dict[str, Bundle]) -> None:
     """E2B's upper half has a double-wide mlp, and its layers read two caches of the lower half and have none."""
     bundle = bundles["e2b"]
-    models = Models(bundle)
+    models = BundleModels(bundle)
     model, drafter = models.target, models.drafter
     assert [layer.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
     assert ["self_attn.k_proj" in layer.matrices for layer in model.layers] == [True] * 3 + [False] * 3

@@ -178,7 +178,7 @@ def test_a_pack_with_other_content_is_made_anew(cache: Path, damage: Callable[[b
 def test_of_a_large_pack_only_a_part_is_compared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of(rows=512)
     monkeypatch.setattr(pack_layout, "PIECES", 7)
-    monkeypatch.setattr(pack_layout, "MOST_CHECKED", layout.size // 3)
+    monkeypatch.setattr(pack_layout, "MAX_CHECKED", layout.size // 3)
     open_pack(layout, FakeFiles(), 1)
     found = np.array(open_pack(layout, Trusted(), 1))
     found[PAGE] ^= 1

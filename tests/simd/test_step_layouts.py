@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import LAYOUTS, WIDTH, Step, field_types, from_row, to_row
+from ondevice.engines.simd.kernels.contract import LAYOUTS, WIDTH, KernelStep, field_types, from_row, to_row
 from ondevice.engines.simd.kernels.isa.jit import read_step
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_survives_the_plan(layout: type[Step]) -> None:
+def test_a_step_survives_the_plan(layout: type[KernelStep]) -> None:
     numbers, kinds = count(1 << 40), field_types(layout)
     step = layout(*(kind(*islice(numbers, 1 if kind is int else len(kind._fields))) for kind in kinds))
     row = np.array(to_row(step))

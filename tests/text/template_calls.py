@@ -76,7 +76,7 @@ def expressions(environment: LimitedEnvironment, value: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    template_sandbox.MOST_SECONDS = 0.01  # so that what consists of many steps ends soon
+    template_sandbox.MAX_SECONDS = 0.01  # so that what consists of many steps ends soon
     environment = LimitedEnvironment()
     compiled = cache(
         lambda expression: environment.compiled(

@@ -87,7 +87,7 @@ def test_addresses_that_are_refused(address: object, detail: object, message: st
 
 
 def test_more_than_is_read_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_parts, "MOST_BYTES", 3000)
+    monkeypatch.setattr(media_parts, "MAX_BYTES", 3000)
     assert picture_of_url(url(b"x" * 3000), None, "it").source == b"x" * 3000
     monkeypatch.setattr(base64, "b64decode", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(PromptError, match="has a picture of more than"):

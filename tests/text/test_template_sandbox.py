@@ -99,14 +99,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(PromptError, match="it runs for more than"):
         ChatTemplate(source).render(MESSAGES)
 
 
 @pytest.mark.parametrize("source", ENORMOUS.values(), ids=ENORMOUS)
 def test_size_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MOST_CHARACTERS", 1 << 24)
+    monkeypatch.setattr(template_sandbox, "MAX_CHARACTERS", 1 << 24)
     measured = machine.reset_peak_rss()
     before = machine.peak_rss_bytes()
     with pytest.raises(PromptError, match="it makes more than 16 million characters"):

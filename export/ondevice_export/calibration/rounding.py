@@ -18,16 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.arrays import Float32Array
 from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice_export.quantize import BLOCK
 
-Floats = NDArray[np.float32]
-
 
 class Factor(NamedTuple):
-    """What `feedback` makes of one of the blocks of `Moments`."""
+    """One of the blocks of `Moments`, factorised for `feedback`."""
 
-    upper: Floats
+    upper: Float32Array
     """R, upper triangular, float32[n, n], its columns in the order in which they are rounded."""
     order: NDArray[np.int64]
     """The block of 32 columns that is rounded first, second, ..., counted from the first one of these moments."""
@@ -36,7 +35,7 @@ class Factor(NamedTuple):
 Factors = list[Factor]
 """One for each of the blocks of `Moments`."""
 
-MOST_TOGETHER = 2048
+MAX_TOGETHER = 2048
 """Inputs of a matrix whose moments are taken together at most: those of more inputs are blocks along the diagonal. The
 12,288 inputs of E2B's wide layers would need 604 MB and six times the arithmetic."""
 
@@ -55,7 +54,7 @@ class Moments:
 
     @classmethod
     def zeros(cls, width: int) -> Moments:
-        parts = -(-width // MOST_TOGETHER)
+        parts = -(-width // MAX_TOGETHER)
         sizes = [width // parts] * parts
         assert sum(sizes) == width
         return cls(tuple(np.zeros((size, size), np.float32) for size in sizes))
@@ -78,10 +77,10 @@ class Grid:
         affine: whether each block has a minimum.
     """
 
-    levels: Floats
+    levels: Float32Array
     affine: bool = False
 
-    def codes(self, values: Floats) -> NDArray[np.uint8]:
+    def codes(self, values: Float32Array) -> NDArray[np.uint8]:
         """The codes of the levels that are nearest to some values."""
         steps = np.diff(self.levels)
         if (steps == steps[0]).all():
@@ -117,7 +116,9 @@ def feedback(moments: Moments) -> Factors:
     return factors
 
 
-def round_rows(weights: Floats, grid: Grid, factors: Factors) -> tuple[NDArray[np.uint8], Floats, Floats | None]:
+def round_rows(
+    weights: Float32Array, grid: Grid, factors: Factors
+) -> tuple[NDArray[np.uint8], Float32Array, Float32Array | None]:
     """Round rows of a matrix.
 
     Args:
@@ -147,8 +148,8 @@ def round_rows(weights: Floats, grid: Grid, factors: Factors) -> tuple[NDArray[n
 
 
 def _carried(
-    block: Floats, grid: Grid, scale: Floats, minimum: Floats, factor: Floats
-) -> tuple[NDArray[np.uint8], Floats]:
+    block: Float32Array, grid: Grid, scale: Float32Array, minimum: Float32Array, factor: Float32Array
+) -> tuple[NDArray[np.uint8], Float32Array]:
     """Round a block [rows, 32] column by column: codes, and errors over the factor's diagonal, for later blocks."""
     columns = np.array(block.T, order="C")
     codes, errors = np.empty(columns.shape, np.uint8), np.empty_like(columns)
@@ -160,12 +161,12 @@ def _carried(
     return codes.T, errors.T
 
 
-def search(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, Floats]:
+def search(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
     """Scales and minimums of blocks [rows, 32] with least squared error, weighted by `weights` [32]."""
     return _search_affine(block, grid, weights) if grid.affine else _search(block, grid, weights)
 
 
-def _search(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, Floats]:
+def _search(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
     """Try scales that map the weight of largest magnitude to levels of either sign; refit each by least squares.
 
     For given codes the best scale is sum(w x q) / sum(w q q), and takes sum(w x q)**2 / sum(w q q) off the error.
@@ -188,7 +189,7 @@ def _search(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, Floats]
     return _to_fp16(best), np.zeros(rows, np.float32)
 
 
-def _search_affine(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, Floats]:
+def _search_affine(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
     """Try ranges somewhat smaller than a block's; refit scale and minimum of each by weighted least squares, twice."""
     low, high = block.min(1), block.max(1)
     top, total = grid.levels[-1], float(weights.sum())
@@ -219,6 +220,6 @@ def _search_affine(block: Floats, grid: Grid, weights: Floats) -> tuple[Floats, 
     return _to_fp16(best[0]), _to_fp16(best[1])
 
 
-def _to_fp16(values: NDArray[np.floating]) -> Floats:
-    rounded: Floats = np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
+def _to_fp16(values: NDArray[np.floating]) -> Float32Array:
+    rounded: Float32Array = np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
     return rounded

@@ -36,7 +36,7 @@ Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the
 `quality.TEXT`."""
 
 
-class Calibration(Protocol):
+class FactorSource(Protocol):
     """Gives the factors of `feedback` for the matrices of a target."""
 
     def factors(self, name: str) -> Factors | None:
@@ -50,7 +50,7 @@ class Calibration(Protocol):
 @contextmanager
 def open_calibration(
     source: str, write_bundle: Callable[[Path], Bundle], advance: Advance, share: int
-) -> Iterator[Calibration]:
+) -> Iterator[FactorSource]:
     """Open an importance matrix, or a bundle of the model that runs a text.
 
     Args:

@@ -21,7 +21,7 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import AUDIO, Shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import JsonFields, read_json
 from ondevice_export.checkpoint.source import Note
 from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, range_shapes
 
@@ -101,7 +101,7 @@ def checkpoint_shapes(audio: AudioEntry, target: Target, *, clipped: bool) -> Sh
     return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
-def _conformer(fields: Fields) -> AudioEntry:
+def _conformer(fields: JsonFields) -> AudioEntry:
     for name, only in (("hidden_act", "silu"), ("attention_context_right", 0), ("rms_norm_eps", NORM_EPS)):
         if (value := fields.data.get(name, only)) != only:
             raise CheckpointError(f"{fields.origin}: {name} {value!r:.99} is not supported")
@@ -131,7 +131,7 @@ def _conformer(fields: Fields) -> AudioEntry:
     )
 
 
-def _embedder(fields: Fields) -> AudioEntry:
+def _embedder(fields: JsonFields) -> AudioEntry:
     """A tower without layers."""
     return AudioEntry(
         graph=AUDIO_GRAPH,
@@ -153,7 +153,7 @@ def _embedder(fields: Fields) -> AudioEntry:
 
 
 _ENTRIES = {"gemma4_audio": _conformer, "gemma4_unified_audio": _embedder}
-"""What reads a tower's configuration, by its type."""
+"""Readers of a tower's configuration, by its type."""
 
 
 def _check_processor(directory: Path) -> None:
@@ -161,7 +161,7 @@ def _check_processor(directory: Path) -> None:
     path = directory / "processor_config.json"
     if not path.is_file():
         return
-    settings = Fields(read_json(path), str(path)).mapping("feature_extractor", {})
+    settings = JsonFields(read_json(path), str(path)).mapping("feature_extractor", {})
     for name, only in _PROCESSOR.items():
         if (value := settings.data.get(name, only)) != only:
             raise CheckpointError(f"{path}: sounds are prepared with {name} {only}, not {value!r:.99}")

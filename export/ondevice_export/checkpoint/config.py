@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import MOST_LAYERS
+from ondevice.bundle_format.decoder import MAX_LAYERS
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -51,7 +51,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     Raises:
         CheckpointError: a field is damaged or asks for something that is not supported.
     """
-    outer = Fields(data, origin)
+    outer = JsonFields(data, origin)
     text = outer.mapping("text_config", data)
     shared = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     found = {**defaults, **{name: data[name] for name in shared if name in data}, **text.data}
@@ -64,7 +64,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     if found.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise CheckpointError(f"{text.origin}: bidirectional attention is not supported, this is no language model")
     found["hidden_activation"] = found.get("hidden_activation", found.get("hidden_act"))
-    fields = Fields(found, text.origin)
+    fields = JsonFields(found, text.origin)
     found["layer_types"] = _layer_types(fields)
     found["rope_parameters"] = _rope_parameters(fields)
     if "no_rope_layer_interval" in found:
@@ -73,8 +73,8 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     return found
 
 
-def _layer_types(fields: Fields) -> list[str]:
-    data, count = fields.data, fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
+def _layer_types(fields: JsonFields) -> list[str]:
+    data, count = fields.data, fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     given = data.get("layer_types")
     if given is not None:
         if not isinstance(given, list) or len(given) != count or not all(name in (SLIDING, FULL) for name in given):
@@ -92,7 +92,7 @@ def _layer_types(fields: Fields) -> list[str]:
     return [SLIDING if index >= first else FULL for index in range(count)]
 
 
-def _rope_parameters(fields: Fields) -> dict[str, Any]:
+def _rope_parameters(fields: JsonFields) -> dict[str, Any]:
     """The rotary embedding of each kind of layer; the older spelling is flat, with a theta of sliding layers beside."""
     given = fields.mapping("rope_parameters", {}).data
     if FULL in given or SLIDING in given:

@@ -1,4 +1,4 @@
-"""What all checkpoints offer, and checkpoint directories: one safetensors file, or the shards that an index lists."""
+"""The protocol of checkpoints, and checkpoint directories: one safetensors file, or the shards that an index lists."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.arrays import Float32Array
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
-
-FloatArray = npt.NDArray[np.float32]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -65,15 +64,15 @@ class Checkpoint(ABC):
         """Rows `start` to `stop` of a matrix without conversion: uint8[stop - start, bytes per row]."""
 
     @abstractmethod
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         """A whole tensor as float32."""
 
     @abstractmethod
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
 
     @abstractmethod
-    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
         """The rows `indices` of a matrix, in that order, as float32."""
 
     @abstractmethod
@@ -98,7 +97,7 @@ class TensorFile(Protocol):
 
 
 class TensorPlace(Protocol):
-    """What a file says of one of its tensors."""
+    """A file's description of one of its tensors."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -173,19 +172,19 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
         data = file.read(entry, start * stride, (stop - start) * stride)
         return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         file, entry = self._find(name)
         flat = to_float32(file.read(entry, 0, entry.nbytes), entry.dtype, f"{file.path}: {name}")
         return flat.reshape(entry.shape)
 
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         file, entry = self._find(name)
         *count, width = entry.shape
         stride = entry.nbytes // math.prod(count)
         data = file.read(entry, start * stride, (stop - start) * stride)
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, width)
 
-    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
         file, entry = self._find(name)
         stride = entry.nbytes // entry.shape[0]
         data = bytearray().join(file.read(entry, int(index) * stride, stride) for index in indices)

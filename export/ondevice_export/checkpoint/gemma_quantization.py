@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 
 METHOD = "gemma"
 BITS = (2, 4, 8)
 
-_MOST_PATTERNS = 10_000
+_MAX_PATTERNS = 10_000
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 
@@ -64,7 +64,7 @@ def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantizati
     Raises:
         CheckpointError: the quantisation method or one of its fields is not supported.
     """
-    outer = Fields(config, origin)
+    outer = JsonFields(config, origin)
     text = outer.mapping("text_config", {})
     given = next((one for one in (outer, text) if one.data.get("quantization_config") is not None), None)
     if given is None:
@@ -78,7 +78,7 @@ def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantizati
         )
     bits = _bits(fields, 4)
     modules = fields.mapping("module_quant_configs", {})
-    if len(modules.data) > _MOST_PATTERNS:
+    if len(modules.data) > _MAX_PATTERNS:
         raise CheckpointError(f"{modules.origin}: {len(modules.data)} patterns")
     patterns = []
     for pattern in modules.data:
@@ -90,14 +90,14 @@ def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantizati
     return GemmaQuantization(bits, fields.flag("quantize_embeddings"), tuple(patterns), _plain(fields))
 
 
-def _bits(fields: Fields, default: int) -> int:
+def _bits(fields: JsonFields, default: int) -> int:
     bits = fields.integer("num_bits", default)
     if bits not in BITS:
         raise CheckpointError(f"{fields.origin}: num_bits is {bits}, expected one of {', '.join(map(str, BITS))}")
     return bits
 
 
-def _plain(fields: Fields) -> tuple[str, ...]:
+def _plain(fields: JsonFields) -> tuple[str, ...]:
     names: Any = fields.data.get("modules_to_not_convert")
     if names is None:
         return ("lm_head",)  # transformers' rule: output embeddings are not quantised

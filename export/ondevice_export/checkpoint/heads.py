@@ -11,11 +11,11 @@ from typing import get_args
 
 import numpy as np
 
-from ondevice.bundle_format.model_config import MOST_OFFSETS, HeadsEntry, HeadsKind, Shortlist, Target
+from ondevice.bundle_format.model_config import MAX_OFFSETS, HeadsEntry, HeadsKind, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import Shapes, heads_shapes
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint.directory import Checkpoint, SafetensorsCheckpoint
-from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import JsonFields, read_json
 from ondevice_export.checkpoint.models import TargetCheckpoint
 from ondevice_export.checkpoint.source import Checkout, default_name
 
@@ -58,7 +58,7 @@ def all_shapes(heads: tuple[HeadsEntry, ...], target: Target) -> Shapes:
 def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsEntry, ...]:
     """Read the heads that `config.json` lists and check that they were trained for this target."""
     path = directory / "config.json"
-    fields = Fields(read_json(path), str(path))
+    fields = JsonFields(read_json(path), str(path))
     if fields.data.get("model_type") != MODEL_TYPE:
         raise CheckpointError(f"{path}: model_type is {fields.data.get('model_type')!r:.99}, expected {MODEL_TYPE!r}")
     _check_target(fields.mapping("target", {}), target)
@@ -83,7 +83,7 @@ def weights_sha256(target: TargetCheckpoint) -> str:
     return digest.hexdigest()
 
 
-def _check_target(made_for: Fields, target: TargetCheckpoint) -> None:
+def _check_target(made_for: JsonFields, target: TargetCheckpoint) -> None:
     name, own = made_for.data.get("name"), default_name(target.checkout)
     sizes = {
         "hidden_size": target.config.hidden_size,
@@ -101,17 +101,19 @@ def _check_target(made_for: Fields, target: TargetCheckpoint) -> None:
         )
 
 
-def _shortlist(fields: Fields, target: Target) -> Shortlist | None:
+def _shortlist(fields: JsonFields, target: Target) -> ShortlistEntry | None:
     if fields.data.get("shortlist") is None:
         return None
     own = fields.mapping("shortlist", {})
     clusters = own.integer("clusters", 0, 1, target.vocab_size)
     if target.vocab_size % clusters:
         raise CheckpointError(f"{own.origin}: {clusters} clusters do not divide a vocabulary of {target.vocab_size}")
-    return Shortlist(clusters, own.integer("top", 0, 1, clusters))
+    return ShortlistEntry(clusters, own.integer("top", 0, 1, clusters))
 
 
-def _heads(kind: HeadsKind, fields: Fields, shortlist: Shortlist | None, target: TargetCheckpoint) -> HeadsEntry:
+def _heads(
+    kind: HeadsKind, fields: JsonFields, shortlist: ShortlistEntry | None, target: TargetCheckpoint
+) -> HeadsEntry:
     size = target.config.vocab_size
     candidates = size if shortlist is None else shortlist.candidates(size)
     graph = f"heads.{kind}.onnx"
@@ -119,5 +121,5 @@ def _heads(kind: HeadsKind, fields: Fields, shortlist: Shortlist | None, target:
         layer = fields.integer("layer", -1, 0, len(target.config.layers) - 1)
         return HeadsEntry(kind, graph, 1, candidates, layer, shortlist=shortlist)
     width = fields.integer("width", 0) if kind == "blockwise" else 0
-    offsets = fields.integer("offsets", 0, 1, MOST_OFFSETS)
+    offsets = fields.integer("offsets", 0, 1, MAX_OFFSETS)
     return HeadsEntry(kind, graph, offsets, candidates, width=width, shortlist=shortlist)

@@ -15,11 +15,11 @@ from ondevice.errors import CheckpointError, reason
 MOST = (1 << 31) - 1
 """Upper limit of any count in a configuration."""
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Upper limit of a JSON file's size in bytes; the largest files of real checkpoints have some megabytes."""
 
 
-class Fields:
+class JsonFields:
     """Typed access to one JSON object; errors name the file and the field. A field without a default has to exist."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
@@ -52,12 +52,12 @@ class Fields:
             raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected true or false")
         return value
 
-    def mapping(self, name: str, default: Mapping[str, Any]) -> Fields:
+    def mapping(self, name: str, default: Mapping[str, Any]) -> JsonFields:
         value = self.data.get(name)
         value = default if value is None else value
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected an object")
-        return Fields(value, f"{self.origin}: {name}")
+        return JsonFields(value, f"{self.origin}: {name}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         check_regular(path)
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 20} MB")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 20} MB")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: a checkpoint has a config.json and *.safetensors files") from error

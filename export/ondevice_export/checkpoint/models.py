@@ -159,7 +159,7 @@ def _names(present: Iterable[str], config: Target, family: Family, origin: str) 
 
 
 def _norm_offset(config: Config) -> float:
-    """What is added to the weights of norms."""
+    """The number added to the weights of norms."""
     return float(config.integer("norm_offset", 0, 0, 1))
 
 

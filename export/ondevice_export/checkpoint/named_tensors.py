@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ondevice.arrays import Float32Array
 from ondevice.bundle_format.tensor_table import HEAD
-from ondevice_export.checkpoint.directory import Checkpoint, FloatArray
+from ondevice_export.checkpoint.directory import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class NamedTensors:
     names: TensorNames = TensorNames()
     norm_offset: float = 0.0
 
-    def read(self, own: str) -> FloatArray:
+    def read(self, own: str) -> Float32Array:
         """A small tensor by its name in a bundle, as float32."""
         values = self.checkpoint.read(self.names.of(own))
         is_norm = own.endswith("norm.weight")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 
 TYPES = ("default", "linear", "proportional", "llama3", "yarn", "longrope")
 
@@ -25,7 +25,7 @@ class Rotary(NamedTuple):
     factor: float = 1.0
 
 
-def rotary(parameters: Fields, head_dim: int, context: int) -> Rotary:
+def rotary(parameters: JsonFields, head_dim: int, context: int) -> Rotary:
     """The rotary embedding of an entry of `rope_parameters`.
 
     Args:
@@ -56,7 +56,7 @@ def rotary(parameters: Fields, head_dim: int, context: int) -> Rotary:
     return Rotary(_rounded(1.0 / base))
 
 
-def usable_context(parameters: Fields, context: int) -> int:
+def usable_context(parameters: JsonFields, context: int) -> int:
     """The longest text for which one set of frequencies is right: `longrope` changes them at the original length."""
     if parameters.data.get("rope_type") != "longrope":
         return context
@@ -67,7 +67,7 @@ def _rounded(values: NDArray[Any]) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def _proportional(parameters: Fields, head_dim: int, share: float) -> NDArray[np.float32]:
+def _proportional(parameters: JsonFields, head_dim: int, share: float) -> NDArray[np.float32]:
     """Frequencies that are zero beyond a share of the head."""
     turning = int(share * head_dim // 2)
     exponents = np.arange(0, 2 * turning, 2) / head_dim
@@ -76,7 +76,7 @@ def _proportional(parameters: Fields, head_dim: int, share: float) -> NDArray[np
     return _rounded(frequencies / parameters.number("factor", 1.0))
 
 
-def _llama3(parameters: Fields, plain: NDArray[Any], context: int) -> NDArray[np.float32]:
+def _llama3(parameters: JsonFields, plain: NDArray[Any], context: int) -> NDArray[np.float32]:
     """Low frequencies are divided by a factor, high ones are kept, those between interpolated."""
     factor = parameters.number("factor")
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
@@ -87,7 +87,7 @@ def _llama3(parameters: Fields, plain: NDArray[Any], context: int) -> NDArray[np
     return _rounded((1 - kept) * plain / factor + kept * plain)
 
 
-def _yarn(parameters: Fields, base: NDArray[Any], context: int) -> Rotary:
+def _yarn(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
     """Pairs that turn often in the original context keep their frequency, slow ones are divided by a factor."""
     original = parameters.integer("original_max_position_embeddings", context)
     factor = parameters.number("factor", context / original)
@@ -106,7 +106,7 @@ def _yarn(parameters: Fields, base: NDArray[Any], context: int) -> Rotary:
     return Rotary(frequencies, _yarn_factor(parameters, factor))
 
 
-def _yarn_factor(parameters: Fields, factor: float) -> float:
+def _yarn_factor(parameters: JsonFields, factor: float) -> float:
     def growth(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -118,7 +118,7 @@ def _yarn_factor(parameters: Fields, factor: float) -> float:
     return growth(1.0)
 
 
-def _longrope(parameters: Fields, base: NDArray[Any], context: int) -> Rotary:
+def _longrope(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
     """The frequencies of texts up to the original context, each divided by a factor of its own."""
     original = parameters.integer("original_max_position_embeddings", context)
     factor, divisors = parameters.number("factor", context / original), parameters.data.get("short_factor")

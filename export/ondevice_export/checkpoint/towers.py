@@ -1,4 +1,4 @@
-"""What the vision and the audio tower of a checkpoint have in common: the search for one, the check of its tensors."""
+"""The common part of a checkpoint's vision and audio towers: the search for one, the check of its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 
 PREFIX = "model."
 """Prefix of the towers' tensor names in a checkpoint."""
@@ -22,8 +22,8 @@ class TowerConfig(NamedTuple):
     kind : its type
     """
 
-    outer: Fields
-    fields: Fields
+    outer: JsonFields
+    fields: JsonFields
     kind: str
 
 
@@ -44,7 +44,7 @@ def find_tower(
     Raises:
         CheckpointError: the configuration is damaged, or of another type.
     """
-    outer = Fields(checkpoint.config, checkpoint.origin)
+    outer = JsonFields(checkpoint.config, checkpoint.origin)
     if outer.data.get(f"{name}_config") is None or not any(own.startswith(tensors) for own in checkpoint.names):
         return None
     fields = outer.mapping(f"{name}_config", {})

@@ -10,7 +10,7 @@ from ondevice.bundle_format.tensor_table import VISION, Shapes
 from ondevice.bundle_format.vision import BUDGETS, LINEARS, VisionEntry, layer_prefix, vision_shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import JsonFields, read_json
 from ondevice_export.checkpoint.source import Note
 from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, range_shapes
 
@@ -73,7 +73,7 @@ def checkpoint_shapes(vision: VisionEntry, target: Target, *, clipped: bool) -> 
     return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
-def _tower(fields: Fields) -> VisionEntry:
+def _tower(fields: JsonFields) -> VisionEntry:
     if fields.flag("attention_bias"):
         raise CheckpointError(f"{fields.origin}: attention_bias is not supported")
     activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")
@@ -102,7 +102,7 @@ def _tower(fields: Fields) -> VisionEntry:
     )
 
 
-def _embedder(fields: Fields) -> VisionEntry:
+def _embedder(fields: JsonFields) -> VisionEntry:
     """A tower without layers; its patches are as large as a soft token."""
     hidden = fields.integer("mm_embed_dim", 3840)
     if (output := fields.integer("output_proj_dims", hidden)) != hidden:
@@ -128,14 +128,14 @@ def _embedder(fields: Fields) -> VisionEntry:
 
 
 _ENTRIES = {"gemma4_vision": _tower, "gemma4_unified_vision": _embedder}
-"""What reads a tower's configuration, by its type."""
+"""Readers of a tower's configuration, by its type."""
 
 
 def _default_tokens(directory: Path) -> int:
     """The most soft tokens of a picture by the settings of the image processor, 280 where the checkpoint has none."""
     for name in _PROCESSORS:
         if (directory / name).is_file():
-            fields = Fields(read_json(directory / name), str(directory / name))
+            fields = JsonFields(read_json(directory / name), str(directory / name))
             tokens = fields.mapping("image_processor", fields.data).integer("max_soft_tokens", 280)
             if tokens not in BUDGETS:
                 raise CheckpointError(f"{fields.origin}: max_soft_tokens is {tokens}, not one of {BUDGETS}")

@@ -15,7 +15,7 @@ from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, L
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import SLIDING, newer_spelling
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary, usable_context
 
 TARGET_GRAPH = "target.onnx"
@@ -23,7 +23,7 @@ TARGET_GRAPH = "target.onnx"
 _ACTIVATIONS: dict[Any, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
-class Config(Fields):
+class Config(JsonFields):
     """The text model's configuration in the newer spelling (`newer_spelling`), while a decoder is made from it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Config(Fields):
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "add_bos_token")
         return {name: self.data.get(name) for name in names}
 
-    def of_layer(self, index: int) -> Fields:
+    def of_layer(self, index: int) -> JsonFields:
         """The fields in which a layer differs from others: its entry of `per_layer_config`, as transformers saves it.
 
         The keys are padded with zeros, such as `04` in a model of 35 layers.
@@ -70,9 +70,9 @@ class Config(Fields):
                 raise CheckpointError(f"{layers.origin}: {name!r:.99} is not the number of a layer")
             if int(name) == index:
                 return layers.mapping(name, {})
-        return Fields({}, layers.origin)
+        return JsonFields({}, layers.origin)
 
-    def rope(self, kind: str) -> Fields:
+    def rope(self, kind: str) -> JsonFields:
         return self.mapping("rope_parameters", {}).mapping(kind, {})
 
     def rotary(self, index: int, head_dim: int) -> tuple[int | None, float]:
@@ -100,7 +100,7 @@ def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family's models compute, beyond what `config.json` says."""
+    """The computations of a family's models, beyond what `config.json` says."""
 
     name: str
     architectures: tuple[str, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ondevice.bundle_format.decoder import MOST_EXPERTS, Block, ExpertsConfig, FeedForward, Layer, LayerEmbedding
+from ondevice.bundle_format.decoder import MAX_EXPERTS, Block, ExpertsConfig, FeedForward, Layer, LayerEmbedding
 from ondevice.bundle_format.model_config import PerLayerEmbeddings
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import FULL
@@ -75,7 +75,7 @@ def _experts(config: Config) -> ExpertsConfig | None:
     """The experts of every layer where `enable_moe_block` is set; their three sizes have no defaults."""
     if not config.flag("enable_moe_block"):
         return None
-    count = config.integer("num_experts", maximum=MOST_EXPERTS)
+    count = config.integer("num_experts", maximum=MAX_EXPERTS)
     return ExpertsConfig(count, config.integer("top_k_experts", maximum=count), config.integer("moe_intermediate_size"))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from ondevice.bundle_format.decoder import Layer
 from ondevice.bundle_format.graph_io import AttentionKind
-from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint.config import FULL, architecture, newer_spelling
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.families.family import Config
 from ondevice_export.families.gemma4 import DEFAULTS, UNIFIED, last_is_full, made_layer
 
@@ -36,7 +36,7 @@ def read_drafter(data: Mapping[str, Any], origin: str, target: Target) -> Drafte
     """
     if (name := architecture(data)) not in ARCHITECTURES:
         raise CheckpointError(f"{origin}: architecture {name!r} is no drafter (known: {', '.join(ARCHITECTURES)})")
-    outer = Fields(data, origin)
+    outer = JsonFields(data, origin)
     text = outer.mapping("text_config", data)
     unified = str(text.data.get("model_type", "")).startswith("gemma4_unified")
     config = Config(last_is_full(newer_spelling(data, UNIFIED if unified else DEFAULTS, origin)), origin)
@@ -92,7 +92,7 @@ def _layer(config: Config, index: int, target: Target, ropes: list[int]) -> Laye
     return made
 
 
-def _shortlist(outer: Fields, vocab_size: int) -> Shortlist | None:
+def _shortlist(outer: JsonFields, vocab_size: int) -> ShortlistEntry | None:
     """The token clusters of a drafter's centroid head; None for a head that scores the same tokens in every step."""
     top = outer.integer("centroid_intermediate_top_k", 32)
     if not outer.flag("use_ordered_embeddings"):
@@ -102,4 +102,4 @@ def _shortlist(outer: Fields, vocab_size: int) -> Shortlist | None:
         raise CheckpointError(
             f"{outer.origin}: {clusters} centroids, {top} of them scored, do not fit a vocabulary of {vocab_size}"
         )
-    return Shortlist(clusters, top)
+    return ShortlistEntry(clusters, top)

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 
 
-class Metadata(Fields):
+class Metadata(JsonFields):
     """The metadata of one architecture, without its prefix, and what the tensors say about the configuration.
 
     Attributes:
@@ -43,7 +43,7 @@ class Metadata(Fields):
         super().__init__({key.removeprefix(start): value for key, value in metadata.items()}, origin)
         self.entries = entries
         self.divisors = divisors
-        self.layers = self.integer("block_count", 0, maximum=_MOST_LAYERS)
+        self.layers = self.integer("block_count", 0, maximum=_MAX_LAYERS)
 
     def rows(self, tensor: str) -> int:
         """The rows of a tensor; CheckpointError if there is none."""

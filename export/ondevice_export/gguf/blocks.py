@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.arrays import Float32Array
 from ondevice.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Blocks:
     """
 
     codes: Bytes
-    scales: Floats
-    minimums: Floats | None = None
+    scales: Float32Array
+    minimums: Float32Array | None = None
     zero: int = 0
 
-    def weights(self) -> Floats:
+    def weights(self) -> Float32Array:
         """The weights, float32[rows, width]."""
         weights = self.codes.astype(np.float32)
         weights -= np.float32(self.zero)
@@ -65,7 +65,7 @@ def read_blocks(data: Bytes, kind: TensorType) -> Blocks:
         return kind.unpack(data.reshape(len(data), -1, kind.bytes))
 
 
-def to_float32(data: Bytes, kind: TensorType) -> Floats:
+def to_float32(data: Bytes, kind: TensorType) -> Float32Array:
     """Rows of bytes uint8[rows, bytes] as weights float32[rows, width]; infinite and NaN weights stay what they are."""
     if kind.unpack is not None:
         with np.errstate(invalid="ignore", over="ignore"):
@@ -88,7 +88,7 @@ def find_type(number: int, origin: str) -> TensorType:
     return TYPES[number]
 
 
-def _halves(block: Bytes) -> Floats:
+def _halves(block: Bytes) -> Float32Array:
     """fp16 numbers at the end of an array's shape as float32: uint8[..., 2 n] -> float32[..., n]."""
     return np.ascontiguousarray(block).view(np.float16).astype(np.float32)
 
@@ -137,13 +137,13 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scales, np.concatenate([second & 63, (rest >> 4) | (second >> 6 << 4)], axis=-1)
 
 
-def _in_groups(codes: Bytes, scales: Floats, minimums: Floats) -> Blocks:
+def _in_groups(codes: Bytes, scales: Float32Array, minimums: Float32Array) -> Blocks:
     """Blocks of 256 codes as groups of 32: scales and minimums are float32[rows, blocks, 8]."""
     rows = len(codes)
     return Blocks(codes.reshape(rows, -1, 32), scales.reshape(rows, -1), minimums.reshape(rows, -1))
 
 
-def _k_scales(block: Bytes) -> tuple[Floats, Floats]:
+def _k_scales(block: Bytes) -> tuple[Float32Array, Float32Array]:
     """Scales d * s and minimums -(dmin * t) of the groups of a K block whose first 16 bytes have them."""
     numbers, (scales, minimums) = _halves(block[..., :4]), _six_bits(block[..., 4:16])
     return numbers[..., :1] * scales, -(numbers[..., 1:] * minimums)

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.arrays import Float32Array
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.directory import FilesCheckpoint, FloatArray
+from ondevice_export.checkpoint.directory import FilesCheckpoint
 from ondevice_export.gguf.architectures import Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
@@ -90,7 +91,9 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         """The format in which a bundle stores a matrix as it is; None if there is none."""
         return _KEPT.get(self.kind(name).name)
 
-    def kept_blocks(self, name: str, start: int, stop: int) -> tuple[NDArray[np.uint8], FloatArray, FloatArray | None]:
+    def kept_blocks(
+        self, name: str, start: int, stop: int
+    ) -> tuple[NDArray[np.uint8], Float32Array, Float32Array | None]:
         """Rows `start` to `stop` of a matrix in its `kept_format`: codes uint8[rows, width], one per byte; scales and
         minimums [rows, width / 32], the latter None in a symmetric format.
         """
@@ -136,14 +139,14 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         """Rows `start` to `stop` of a quantised matrix as codes, scales and minimums."""
         return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
 
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         return to_float32(self.raw_rows(name, start, stop), self.kind(name))
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         entry = self._find(name)[1]
         return self.rows(name, 0, entry.rows).reshape(entry.shape)
 
-    def picked_rows(self, name: str, indices: NDArray[np.int64]) -> FloatArray:
+    def picked_rows(self, name: str, indices: NDArray[np.int64]) -> Float32Array:
         picked = [self.rows(name, int(index), int(index) + 1) for index in indices]
         return np.concatenate(picked) if picked else np.empty((0, self.shape(name)[-1]), np.float32)
 
@@ -176,14 +179,14 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
                 found[name] = (file, entry)
         return found
 
-    def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> FloatArray | None:
+    def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> Float32Array | None:
         """The numbers that divide rotary frequencies, if the file has them."""
         if _DIVISORS not in found:
             return None
         file, entry = found[_DIVISORS]
         if len(entry.shape) != 1 or math.prod(entry.shape) > 1 << 16:
             raise CheckpointError(f"{self.origin}: {_DIVISORS} has the shape {list(entry.shape)}")
-        divisors: FloatArray = to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
+        divisors: Float32Array = to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
         return divisors
 
     @staticmethod

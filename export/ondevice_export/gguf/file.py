@@ -22,11 +22,11 @@ from ondevice.errors import CheckpointError, reason
 from ondevice_export.checkpoint.json_fields import check_regular
 from ondevice_export.gguf.blocks import TensorType, find_type
 
-_MOST_METADATA = 1 << 28
+_MAX_METADATA = 1 << 28
 """Upper limit of metadata and tensor entries in bytes. A vocabulary of 262,144 tokens with its merges has 16 MB."""
-_MOST_ITEMS = 1 << 22
+_MAX_ITEMS = 1 << 22
 """Upper limit of the items of all lists together; Gemma 4's vocabulary and merges have 1.3 million."""
-_MOST_ENTRIES = 1 << 16
+_MAX_ENTRIES = 1 << 16
 """Upper limit of metadata fields, and of tensors."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -84,7 +84,7 @@ class GgufFile:
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or one that is not valid Unicode
             raise CheckpointError(f"{path} cannot be opened: {reason(error)}") from error
         try:
-            self._left = min(self._size, _MOST_METADATA)
+            self._left = min(self._size, _MAX_METADATA)
             self._items = 0
             self.metadata, self.entries = self._read_header()
         except BaseException:
@@ -173,7 +173,7 @@ class GgufFile:
             raise CheckpointError(f"{self.path}: the metadata field {name!r:.99} has the unknown type {kind}")
         kind, count = self._number("I"), self._number("Q")
         self._items += count
-        if self._items > _MOST_ITEMS:
+        if self._items > _MAX_ITEMS:
             raise CheckpointError(f"{self.path}: the metadata field {name!r:.99} claims {count} items: it is damaged")
         if kind == _STRING:
             return [self._string(name) for _ in range(count)]
@@ -184,7 +184,7 @@ class GgufFile:
 
     def _count(self, name: str) -> int:
         count = int(self._number("Q"))
-        if count > _MOST_ENTRIES:
+        if count > _MAX_ENTRIES:
             raise CheckpointError(f"{self.path} claims {count} {name}: it is damaged, download it again")
         return count
 

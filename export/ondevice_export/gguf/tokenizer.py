@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from ondevice.errors import CheckpointError, pass_on, reason
-from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.json_fields import JsonFields
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens (`enum llama_token_type`)."""
@@ -72,7 +72,9 @@ class Vocabulary:
             CheckpointError: the lists of the vocabulary are missing, damaged or contradict each other.
         """
         self.origin = origin
-        self.fields = Fields({name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}, origin)
+        self.fields = JsonFields(
+            {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}, origin
+        )
         texts = self.fields.data.get("tokens")
         if not isinstance(texts, list):
             raise CheckpointError(f"{origin} has no list of tokens")

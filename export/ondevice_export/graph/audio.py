@@ -33,7 +33,7 @@ from ondevice_export.graph.weights import Module, Weights
 MASKED = -1e9
 """Added to the logit of a key that a row does not attend to."""
 
-LONGEST_PERIOD = 10_000
+MAX_PERIOD = 10_000
 """Largest time scale of the sine and cosine waves that stand for a distance."""
 
 KEY_SCALE = math.log1p(math.e) / math.log(2)
@@ -98,7 +98,7 @@ class AudioGraph:
         return builder.op("Slice", longer, builder.integers(0), length, builder.integers(0))
 
     def _masks(self, hidden: ir.Value) -> ir.Value:
-        """What is added to the logits: [N, 1, K, 2K], 0 where a row of a block attends to a row of the block before and
+        """The addition to the logits: [N, 1, K, 2K], 0 where a row of a block attends to a row of the block before and
         its own, MASKED elsewhere.
         """
         builder, keys = self._builder, self._config.keys
@@ -208,7 +208,7 @@ class AudioGraph:
         Source: Gemma4AudioRelPositionalEncoding.
         """
         config, half = self._config, self._config.hidden_size // 2
-        rates = np.exp(-np.arange(half) * (math.log(LONGEST_PERIOD) / max(half - 1, 1)))
+        rates = np.exp(-np.arange(half) * (math.log(MAX_PERIOD) / max(half - 1, 1)))
         turned = np.arange(config.keys, -1, -1)[:, None] * rates
         waves = np.concatenate([np.sin(turned), np.cos(turned)], axis=-1)
         made = waves @ module.read(RELATIVE).astype(np.float64).T / KEY_SCALE

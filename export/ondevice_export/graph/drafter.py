@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.decoder import Attention
-from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import (
     DRAFTER_CENTROIDS,
     DRAFTER_EMBEDDING,
@@ -103,7 +103,7 @@ class DrafterGraph:
         zero, end, one = (builder.constant(np.array(value, np.int64)) for value in (0, size, 1))
         return builder.op("Range", zero, end, one), builder.reshape(linear(builder, hidden, head), -1)
 
-    def _centroid_head(self, hidden: ir.Value, shortlist: Shortlist) -> tuple[ir.Value, ir.Value]:
+    def _centroid_head(self, hidden: ir.Value, shortlist: ShortlistEntry) -> tuple[ir.Value, ir.Value]:
         """Score the C tokens of the best clusters: candidates [C], logits [C] (Gemma4AssistantMaskedEmbedder).
 
         The head's rows are stored in cluster order, so a cluster is one entry of a table of V / per_cluster entries.

@@ -14,7 +14,7 @@ from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module, Weights
 
 LAYER_NORM_EPS = 1e-5
-"""That of torch.nn.LayerNorm, which the configuration does not change."""
+"""The epsilon of torch.nn.LayerNorm, which the configuration does not change."""
 
 
 def build_patch_embedder(builder: GraphBuilder, config: VisionEntry, weights: Weights) -> None:

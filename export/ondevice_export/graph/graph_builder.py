@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.interfaces import Interface, Tensor
+from ondevice.bundle_format.interfaces import Interface, TensorSignature
 from ondevice_export.data_file import Region
 
 CONTRIB = "com.microsoft"
@@ -113,7 +113,10 @@ class GraphBuilder:
         known = self._initializers.get(name)
         if known is None:
             known = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+                name=name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(tensor.shape.numpy()),
+                const_value=tensor,
             )
             self._initializers[name] = known
         elif not _same(known.const_value, tensor):
@@ -121,7 +124,7 @@ class GraphBuilder:
         return known
 
 
-def _value(name: str, tensor: Tensor) -> ir.Value:
+def _value(name: str, tensor: TensorSignature) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(_TYPES[tensor.dtype]), shape=ir.Shape(tensor.shape))
 
 

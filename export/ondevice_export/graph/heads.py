@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
+from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import CENTROIDS, ORDERING
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
@@ -79,7 +79,7 @@ class HeadsGraph:
         ids = builder.op("Expand", builder.op("Range", zero, end, one), builder.integers(self._heads.offsets, size))
         return ids, linear(builder, states, self._table)
 
-    def _shortlisted(self, states: ir.Value, shortlist: Shortlist) -> tuple[ir.Value, ir.Value]:
+    def _shortlisted(self, states: ir.Value, shortlist: ShortlistEntry) -> tuple[ir.Value, ir.Value]:
         """Score the C tokens of the best clusters: candidates [k, C], logits [k, C].
 
         Rows of the projection are gathered one by one from the target's table. A copy in cluster order would be faster

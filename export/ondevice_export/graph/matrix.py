@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ondevice.bundle_format.weight_format import BFLOAT16
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
-from ondevice_export.matrices import MOST_ACTIVATION, StoredMatrix
+from ondevice_export.matrices import MAX_ACTIVATION, StoredMatrix
 from ondevice_export.quantize import BLOCK
 
 BLOCKS = (256, 128, 64, 32)
@@ -72,12 +72,12 @@ def product(builder: GraphBuilder, x: ir.Value, weight: ir.Value, shape: tuple[i
 def row_codes(builder: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Quantise rows of activations: [N, K] -> uint8[N, K], a code being round(x / step) + 90, and steps [N, 1].
 
-    A row's step is 1/90 of its largest magnitude, so a row is alike whatever the other rows are; see MOST_ACTIVATION.
+    A row's step is 1/90 of its largest magnitude, so a row is alike whatever the other rows are; see MAX_ACTIVATION.
     """
     largest = builder.op("ReduceMax", builder.op("Abs", x), builder.integers(-1), keepdims=1)
-    steps = builder.op("Mul", builder.op("Clip", largest, builder.scalar(1e-30)), builder.scalar(1 / MOST_ACTIVATION))
+    steps = builder.op("Mul", builder.op("Clip", largest, builder.scalar(1e-30)), builder.scalar(1 / MAX_ACTIVATION))
     scaled = builder.op("Div", x, steps)
-    return builder.op("QuantizeLinear", scaled, builder.scalar(1.0), _byte(builder, MOST_ACTIVATION, ())), steps
+    return builder.op("QuantizeLinear", scaled, builder.scalar(1.0), _byte(builder, MAX_ACTIVATION, ())), steps
 
 
 def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, matrix: StoredMatrix) -> ir.Value:
@@ -88,7 +88,7 @@ def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, mat
     weight = builder.external(matrix.name, matrix.data, ir.DataType.INT8, (matrix.width, matrix.rows))
     assert matrix.scales is not None
     scales = builder.external(f"{matrix.name}.scales", matrix.scales, ir.DataType.FLOAT, (matrix.rows,))
-    one, zero = builder.scalar(1.0), _byte(builder, MOST_ACTIVATION, ())
+    one, zero = builder.scalar(1.0), _byte(builder, MAX_ACTIVATION, ())
     return builder.op(
         "Mul", builder.op("MatMulIntegerToFloat", codes, weight, one, scales, zero, domain=CONTRIB), steps
     )

@@ -18,7 +18,7 @@ from ondevice.bundle_format.tensor_table import Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.calibration.source import Calibration
+from ondevice_export.calibration.source import FactorSource
 from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
@@ -48,7 +48,7 @@ class Weights:
         *,
         formats: Formats,
         modules: QuantizedModules | None = None,
-        calibration: Calibration | None = None,
+        calibration: FactorSource | None = None,
     ) -> None:
         """
         Args:

@@ -199,7 +199,7 @@ def _parts(prompt: Any) -> Iterator[dict[str, Any]]:
 
 
 def _digest(value: object) -> str:
-    """What stands for a file's bytes in a fingerprint."""
+    """A file's part of a fingerprint, in place of its bytes."""
     assert isinstance(value, bytes)
     return hashlib.sha256(value).hexdigest()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BatchEvent = Answer | int
 """An answer, or a number of new tokens of answers that are not complete."""
 
-MOST_STARTS = 4
+MAX_STARTS = 4
 """Number of times that a machine's worker is started; after that the machine is no longer used."""
 
 QUEUED = 2
@@ -179,8 +179,8 @@ class Cluster:
 
     def _start(self, worker: Worker) -> None:
         """Start the machine's process, on all of its processors, and let it load the model."""
-        if worker.starts == MOST_STARTS:
-            self._remove(worker, f"its worker was lost {MOST_STARTS} times")
+        if worker.starts == MAX_STARTS:
+            self._remove(worker, f"its worker was lost {MAX_STARTS} times")
             return
         worker.starts += 1
         strategy = self._node_affinity(worker.node["NodeID"], soft=False)

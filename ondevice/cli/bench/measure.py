@@ -196,7 +196,7 @@ class Row:
 
     @property
     def backend(self) -> tuple[str, int]:
-        """What ran the forwards: engine and number of threads."""
+        """The engine that ran the forwards, and its number of threads."""
         return self.engine, self.threads
 
     @property

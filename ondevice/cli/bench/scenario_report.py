@@ -178,7 +178,7 @@ def _latency_table(rows: Sequence[Row]) -> str:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """What the columns mean. The last drafter is `auto`, where there are several."""
+    """The meaning of the columns. The last drafter is `auto`, where there are several."""
     several = len({row.backend for row in rows}) > 1
     last = rows[-1].drafter
     return "\n".join(

@@ -34,14 +34,14 @@ from ondevice.engines.protocol import (
     no_heads,
 )
 from ondevice.engines.sequence import CachedSequence
-from ondevice.engines.session_file import Origin
+from ondevice.engines.session_file import SessionOrigin
 from ondevice.engines.simd.buffers import Lease, OutputPool
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.contract import MAX_ROWS
 from ondevice.engines.simd.program import Program
-from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
+from ondevice.engines.simd.target_forward import ForwardRows, KeptRows, TargetForward
 from ondevice.errors import UsageError
 from ondevice.machine import ForkGuard
 from ondevice.preparation import Preparation
@@ -94,7 +94,7 @@ class SimdEngine:
         self._program = Program(bundle, MAX_ROWS, threads, preparation, lookup)
         self.experts = self._program.models.experts
         self.paths: PathMemory | None = PathMemory(bundle)
-        self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
+        self.origin = SessionOrigin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
         weakref.finalize(self, self._program.pool.close)  # ends the threads of an engine that is dropped, not closed
         self._lookup = lookup
         self._state = ForwardState(self.most_rows, self.target.frequencies(), BITS[kv_cache])
@@ -130,7 +130,7 @@ class SimdEngine:
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
-        rows = Batch.of(batch, self._pad)
+        rows = ForwardRows.of(batch, self._pad)
         is_whole = rows.path.is_whole
         with self.computing() as program:
             started = time.perf_counter()

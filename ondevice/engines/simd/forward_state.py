@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import KVCache, first_drafted
-from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
+from ondevice.engines.protocol import MAX_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels import contract
@@ -25,7 +25,7 @@ from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 
 
-class Fields:
+class SlotArray:
     """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.contract`."""
 
     def __init__(self, count: int) -> None:
@@ -40,7 +40,7 @@ class Fields:
         self.slots[slot] = address
 
 
-class SequenceRecord(Fields):
+class SequenceRecord(SlotArray):
     """The record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
 
     Attributes:
@@ -118,7 +118,7 @@ def paths_of(tree: TokenTree) -> NDArray[np.int64]:
 _ALL_POSITIONS = 1 << 62
 
 
-class ForwardState(Fields):
+class ForwardState(SlotArray):
     """The slots of a forward.
 
     Its arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
@@ -135,7 +135,7 @@ class ForwardState(Fields):
         super().__init__(contract.SLOTS)
         self.slots[contract.CACHE_BITS] = cache_bits
         self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
-        self._addresses = np.zeros(MOST_SESSIONS, np.int64)
+        self._addresses = np.zeros(MAX_SESSIONS, np.int64)
         self.point(contract.TOKENS, self._tokens)
         self.point(contract.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
@@ -239,7 +239,7 @@ class DraftState(ForwardState):
         self.set_window(None if window is None else length - first_drafted(length, window))
 
 
-class HeadsState(Fields):
+class HeadsState(SlotArray):
     """A session's slots for the plan of one kind of heads, and the arrays that a run writes.
 
     Attributes:
@@ -258,7 +258,7 @@ class HeadsState(Fields):
         self.answer = Proposals(candidates, logits[:, :count])
 
 
-def _own_candidates(state: Fields, draft: DraftPlan) -> NDArray[np.int64]:
+def _own_candidates(state: SlotArray, draft: DraftPlan) -> NDArray[np.int64]:
     """A session's own copy of a plan's candidates, in its slot, or the array itself if the plan writes none."""
     if not draft.candidates.flags.writeable:
         return draft.candidates

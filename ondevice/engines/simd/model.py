@@ -16,7 +16,7 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import Layer
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
-from ondevice.bundle_format.model_config import Shortlist as Clusters
+from ondevice.bundle_format.model_config import ShortlistEntry as Clusters
 from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
     DRAFTER_CENTROIDS,

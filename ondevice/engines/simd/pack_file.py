@@ -40,7 +40,7 @@ class _CancelledError(Exception):
     """The verification's result is not needed any more."""
 
 
-class Verification:
+class HashCheck:
     """A thread that compares a bundle's files with their sha256 while they are packed, until the block is left.
 
     It reads as fast as two threads pack: sha256 takes 0.85 s of a core per GB, reading included. A faster checksum
@@ -182,7 +182,7 @@ def open_pack(
     preparation.announce(f"packing {size:.1f} GB of weights once, into {path}")
     advance = counted(preparation.pack, files.size + layout.size)
     try:
-        with Verification(files) as verification:
+        with HashCheck(files) as verification:
             _write_file(path, layout, threads, lambda count: advance(count + verification.bytes_read()), verification)
     except OSError as error:  # a full disk, for instance: the engine works without the file
         if isinstance(error, OndeviceError):
@@ -234,7 +234,7 @@ def _obstacle(path: Path, size: int) -> str | None:
     return None if free > size else f"{directory} has room for {free / 1e9:.1f} GB only"
 
 
-def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: Verification) -> None:
+def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: HashCheck) -> None:
     """Write a pack, so that two processes at once each leave a complete one. Locked, it does not count as abandoned.
 
     The first page, without which the file counts as damaged, is written when all others are on the disk.

@@ -30,7 +30,7 @@ from ondevice.errors import BundleCorruptError
 from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 
-MOST_PLANS = 64
+MAX_PLANS = 64
 """Most plans that are kept; each has about 40 kB. The search for sub-layers to skip runs hundreds of paths, each a few
 times."""
 
@@ -42,7 +42,7 @@ class Program:
         models: the models; single rows of their tables are read in place, in the mapped files.
         caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
         target: makes plans of the target's forwards.
-        plan: `TargetPlanner.plan`, which keeps the MOST_PLANS last used ones; the whole one is made already.
+        plan: `TargetPlanner.plan`, which keeps the MAX_PLANS last used ones; the whole one is made already.
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
         drafter: the plan of a draft step; None without a drafter.
         heads: plans of heads, by kind.
@@ -65,7 +65,7 @@ class Program:
         Arguments and errors are those of `SimdEngine`, but for `most_rows`: the most rows of one forward. The mode
         "lookup-drafts" of `lookup` applies to the drafter only.
         """
-        self.models = models = Models(bundle)
+        self.models = models = BundleModels(bundle)
         config, drafter = bundle.manifest.target, bundle.manifest.drafter
         target, places = models.target, models.layout.places
         self._lookup = lookup
@@ -78,7 +78,7 @@ class Program:
         new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)
         self.target = TargetPlanner(target, builder, self.caches, threads, of_target)
-        self.plan: Callable[..., Plan] = lru_cache(MOST_PLANS)(self.target.plan)
+        self.plan: Callable[..., Plan] = lru_cache(MAX_PLANS)(self.target.plan)
         self.plan(WHOLE)
         self.logits_width = places[target.head].tiles * TILE
         self.drafter: DraftPlan | None = None
@@ -121,7 +121,7 @@ class Program:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
 
 
-class Models:
+class BundleModels:
     """The models of a bundle, read and checked, and the layout of their pack.
 
     Attributes:

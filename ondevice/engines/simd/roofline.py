@@ -29,7 +29,7 @@ PASSES = 4
 BYTES, THREAD_BYTES = 1 << 28, 1 << 25
 """Buffer sizes in bytes for the bandwidth measurement, in total and per thread at least: larger than any cache."""
 
-LEAST_BYTES = 1 << 26
+MIN_BYTES = 1 << 26
 """Smallest buffer in bytes, for a board with little memory: still larger than its caches."""
 
 
@@ -102,8 +102,8 @@ class RooflineMeasurement:
 
 
 def readable_bytes(threads: int, available: int) -> int:
-    """Bytes of the buffer for so many threads: at most a quarter of the `available` memory, at least LEAST_BYTES."""
-    return max(LEAST_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
+    """Bytes of the buffer for so many threads: at most a quarter of the `available` memory, at least MIN_BYTES."""
+    return max(MIN_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
 
 
 def _large_pages(size: int) -> NDArray[np.uint8]:

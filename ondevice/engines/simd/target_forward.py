@@ -38,7 +38,7 @@ whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
 
-class Batch:
+class ForwardRows:
     """The rows of one forward, those of each session after those of the session before it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Batch:
         self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
 
     @classmethod
-    def of(cls, rows: Sequence[Rows], pad: int) -> Batch:
+    def of(cls, rows: Sequence[Rows], pad: int) -> ForwardRows:
         """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have."""
         trees, lengths = [each.tree for each in rows], [each.session.length for each in rows]
         batch = cls(rows[0].path, trees, lengths, [each.wanted for each in rows])
@@ -91,11 +91,11 @@ class Batch:
                     batch.block_stop[first + begin : first + end] = batch.positions[first + end - 1] + 1
         return batch
 
-    def after_first(self, counts: Sequence[int]) -> Batch:
+    def after_first(self, counts: Sequence[int]) -> ForwardRows:
         """Each session's rows after its first `counts` ones, none of them wanted; sessions without are left out."""
         left = [each for each in zip(self.trees, self.lengths, counts, strict=True) if each[2] < len(each[0])]
         trees = [TokenTree.chain(tree.tokens[count:].tolist()) if count else tree for tree, _, count in left]
-        return Batch(self.path, trees, [length + count for _, length, count in left], [()] * len(left))
+        return ForwardRows(self.path, trees, [length + count for _, length, count in left], [()] * len(left))
 
     def by_session(self, rows: Float32Array) -> list[Float32Array]:
         """An array with a row for each of the batch, as one view for each session."""
@@ -152,7 +152,7 @@ class TargetForward:
         """
         self._program, self._state = program, state
 
-    def run(self, batch: Batch, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
+    def run(self, batch: ForwardRows, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
         """Run all rows. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
 
         Args:
@@ -178,7 +178,7 @@ class TargetForward:
         self._write(batch, records)
         return self._run(program.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
 
-    def lower_streams(self, batch: Batch) -> tuple[LayerPath, list[list[Float32Array]]]:
+    def lower_streams(self, batch: ForwardRows) -> tuple[LayerPath, list[list[Float32Array]]]:
         """After a draft forward: the layers that are common with whole rows, and copies of each session's streams
         there.
 
@@ -189,7 +189,7 @@ class TargetForward:
         passed = batch.path.below(target.stops_at(batch.path))
         return passed, [[own.copy() for own in each] for each in zip(*streams, strict=True)]
 
-    def _run(self, plan: Plan, batch: Batch, kind: int) -> int:
+    def _run(self, plan: Plan, batch: ForwardRows, kind: int) -> int:
         """Run a plan for the rows in the slots, as this kind of work; returns the number of threads that took part."""
         steps, count = self._program.steps(plan, int(batch.positions.max())), len(batch.tokens)
         if batch.soft is not None:
@@ -199,7 +199,7 @@ class TargetForward:
             self._program.target.streams[0][rows] = embeddings
         return self._program.pool.run(steps, self._state.slots, *kind_of_work(count, kind))
 
-    def _write(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:
+    def _write(self, batch: ForwardRows, records: Sequence[SequenceRecord]) -> None:
         """Write rows to the slots and to the sessions' records."""
         first = first_wanted = 0
         sessions = zip(records, batch.trees, batch.lengths, batch.sizes, batch.counts, strict=True)
@@ -212,7 +212,7 @@ class TargetForward:
         self._state.set_sequences(records, self._program.scratch)
 
     def _join_streams(
-        self, sizes: Sequence[int], kept: Sequence[KeptRows | None], counts: Sequence[int], new: Batch | None
+        self, sizes: Sequence[int], kept: Sequence[KeptRows | None], counts: Sequence[int], new: ForwardRows | None
     ) -> None:
         """Write the streams of all rows, kept and new ones of each session in turn, where the upper layers read them.
 
@@ -236,7 +236,7 @@ def kind_of_work(rows: int, base: int = WHOLE) -> tuple[int, int]:
     return base + EACH_ROW_COUNT + (rows - 1).bit_length(), rows
 
 
-def _reusable(batch: Batch, kept: Sequence[KeptRows | None]) -> list[int]:
+def _reusable(batch: ForwardRows, kept: Sequence[KeptRows | None]) -> list[int]:
     """For each session, how many of its first rows can skip the lower layers.
 
     All rows must enter the upper layers at one layer: the first session with kept rows decides which.

@@ -156,7 +156,7 @@ class NgramDrafter:
 # The suffix automaton.
 
 
-Table = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 
 NONE = -1
 ROOT = 0
@@ -183,7 +183,7 @@ It is the escape count of PPM's method C, divided by the length of the match. Wi
 of the share of guesses that are right, at any confidence: `benchmarks/ngram.py` prints the table."""
 
 
-class Tables(NamedTuple):
+class AutomatonArrays(NamedTuple):
     """The automaton's arrays; the columns are named above.
 
     states : int32[S, 4]
@@ -192,9 +192,9 @@ class Tables(NamedTuple):
     cursor : int64[3]
     """
 
-    states: Table
-    edges: Table
-    slots: Table
+    states: Int32Array
+    edges: Int32Array
+    slots: Int32Array
     cursor: Int64Array
 
 
@@ -263,9 +263,9 @@ class SuffixAutomaton:
         return tokens[:count], scores[:count]
 
 
-def empty_tables() -> Tables:
+def empty_tables() -> AutomatonArrays:
     """The tables of an automaton without text."""
-    tables = Tables(
+    tables = AutomatonArrays(
         np.zeros((64, 4), np.int32),
         np.zeros((96, 4), np.int32),
         np.full(256, NONE, np.int32),
@@ -275,7 +275,7 @@ def empty_tables() -> Tables:
     return tables
 
 
-def _grown(table: Table, rows: int) -> Table:
+def _grown(table: Int32Array, rows: int) -> Int32Array:
     grown = np.zeros((max(rows, 2 * len(table)), table.shape[1]), np.int32)
     grown[: len(table)] = table
     return grown
@@ -287,7 +287,7 @@ more for int32."""
 
 
 @kernel
-def slot_of(tables: Tables, state: int, token: int) -> int:
+def slot_of(tables: AutomatonArrays, state: int, token: int) -> int:
     """The slot that holds the edge of this state and token, or the free slot where it belongs."""
     edges, slots = tables.edges, tables.slots
     mask = len(slots) - 1
@@ -302,15 +302,15 @@ def slot_of(tables: Tables, state: int, token: int) -> int:
 
 
 @entry("tokens", "i32[,] i32[,] i32[] i64[]")
-def index_edges(states: Table, edges: Table, slots: Table, cursor: Int64Array) -> None:
+def index_edges(states: Int32Array, edges: Int32Array, slots: Int32Array, cursor: Int64Array) -> None:
     """Enter all edges into empty `slots`."""
-    tables = Tables(states, edges, slots, cursor)
+    tables = AutomatonArrays(states, edges, slots, cursor)
     for edge in range(tables.cursor[EDGES]):
         tables.slots[slot_of(tables, _int64(tables.edges[edge, STATE]), _int64(tables.edges[edge, TOKEN]))] = edge
 
 
 @kernel
-def add_edge(tables: Tables, source: int, token: int, target: int) -> None:
+def add_edge(tables: AutomatonArrays, source: int, token: int, target: int) -> None:
     """Add an edge, first in its state's list, so that of equally frequent tokens the newest is found first."""
     edge = tables.cursor[EDGES]
     tables.cursor[EDGES] += 1
@@ -323,7 +323,7 @@ def add_edge(tables: Tables, source: int, token: int, target: int) -> None:
 
 
 @kernel
-def add_state(tables: Tables, length: int) -> int:
+def add_state(tables: AutomatonArrays, length: int) -> int:
     """Add a state without edges whose longest substring has `length` tokens; returns its index."""
     state = tables.cursor[STATES]
     tables.cursor[STATES] += 1
@@ -335,7 +335,7 @@ def add_state(tables: Tables, length: int) -> int:
 
 
 @kernel
-def split(tables: Tables, source: int, token: int) -> int:
+def split(tables: AutomatonArrays, source: int, token: int) -> int:
     """The state whose longest substring is that of `source` followed by `token`, for which `source` has an edge.
 
     If the state that the edge enters also holds longer substrings, the wanted one is cloned off it: the longer ones now
@@ -364,7 +364,7 @@ def split(tables: Tables, source: int, token: int) -> int:
 
 
 @kernel
-def append(tables: Tables, token: int) -> None:
+def append(tables: AutomatonArrays, token: int) -> None:
     """Append a token to the current text. The tables must have room."""
     states, slots, cursor = tables.states, tables.slots, tables.cursor
     last = int(cursor[LAST])
@@ -389,15 +389,17 @@ def append(tables: Tables, token: int) -> None:
 
 
 @entry("tokens", "i32[,] i32[,] i32[] i64[] i64[]")
-def append_all(states: Table, edges: Table, slots: Table, cursor: Int64Array, tokens: Int64Array) -> None:
+def append_all(
+    states: Int32Array, edges: Int32Array, slots: Int32Array, cursor: Int64Array, tokens: Int64Array
+) -> None:
     """Append tokens to the current text. The tables must have room."""
-    tables = Tables(states, edges, slots, cursor)
+    tables = AutomatonArrays(states, edges, slots, cursor)
     for token in tokens:
         append(tables, token)
 
 
 @kernel
-def longest_match(tables: Tables) -> tuple[int, int]:
+def longest_match(tables: AutomatonArrays) -> tuple[int, int]:
     """State and length of the longest suffix that occurred before with a token after it; (ROOT, 0) if none did."""
     states = tables.states
     state = int(tables.cursor[LAST])
@@ -407,7 +409,7 @@ def longest_match(tables: Tables) -> tuple[int, int]:
 
 
 @kernel
-def likeliest(tables: Tables, state: int) -> tuple[int, int, int]:
+def likeliest(tables: AutomatonArrays, state: int) -> tuple[int, int, int]:
     """The most frequent edge out of a state that has edges, the sum of all its edges' counts, and their number."""
     states, edges = tables.states, tables.edges
     best = int(states[state, EDGE])
@@ -426,10 +428,15 @@ def likeliest(tables: Tables, state: int) -> tuple[int, int, int]:
 
 @entry("tokens", "i32[,] i32[,] i32[] i64[] i64[] f64[]")
 def follow(  # noqa: PLR0917
-    states: Table, edges: Table, slots: Table, cursor: Int64Array, tokens: Int64Array, scores: Float64Array
+    states: Int32Array,
+    edges: Int32Array,
+    slots: Int32Array,
+    cursor: Int64Array,
+    tokens: Int64Array,
+    scores: Float64Array,
 ) -> int:
     """Fill `tokens` and `scores` with the likeliest continuation and its raw confidences; returns their number."""
-    tables = Tables(states, edges, slots, cursor)
+    tables = AutomatonArrays(states, edges, slots, cursor)
     state, length = longest_match(tables)
     for index in range(len(tokens)):
         while state != ROOT and states[state, EDGE] == NONE:

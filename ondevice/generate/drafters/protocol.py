@@ -84,7 +84,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a drafter expects of its next draft, before the draft is made.
+    """A drafter's expectation of its next draft, before the draft is made.
 
     survival : float32[<=nodes], the probability that the target accepts node i and all nodes before it on its path. The
         nodes are in the order in which the drafter would propose them; the values never rise, so the first k nodes are
@@ -99,7 +99,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """What a round asks of a drafter.
+    """A round's request to a drafter.
 
     nodes : tokens to propose at most
     row_floors, step_floors : see `pays_row` and `pays_step`; where they end, every row and step pays

@@ -29,7 +29,7 @@ AUTO_WITH = "auto+"
 
 
 @dataclass(frozen=True)
-class DrafterEntry:
+class RegisteredDrafter:
     """A drafter by name.
 
     name : name on the command line and in options
@@ -69,7 +69,7 @@ def draft_bundle(drafter: str) -> str | None:
     return location
 
 
-def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -> DrafterEntry:
+def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -> RegisteredDrafter:
     """The entry for an opened draft bundle: the draft model alone, or with all of `auto` where `drafter` begins so.
 
     Raises:
@@ -85,13 +85,13 @@ def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -
         return [*_auto(engine, costs), *alone(engine, costs)]
 
     if not drafter.startswith(AUTO_WITH):
-        return DrafterEntry(f"{drafter} {sampling}", "a draft model", alone)
+        return RegisteredDrafter(f"{drafter} {sampling}", "a draft model", alone)
     if sampling == "ratio":
         raise UsageError("the ratio rule needs a draft model that drafts alone: leave auto+ or draft_sampling out")
-    return DrafterEntry(drafter, "a draft model together with all drafters that the bundle offers", with_all)
+    return RegisteredDrafter(drafter, "a draft model together with all drafters that the bundle offers", with_all)
 
 
-def with_grammar(entry: DrafterEntry) -> DrafterEntry:
+def with_grammar(entry: RegisteredDrafter) -> RegisteredDrafter:
     """The entry for a reply that a grammar constrains: `auto` also gets the grammar drafter."""
 
     def make(engine: Engine, costs: Costs) -> Sequence[Drafter]:
@@ -102,7 +102,7 @@ def with_grammar(entry: DrafterEntry) -> DrafterEntry:
     return replace(entry, name=f"{entry.name} with a grammar", make=make)
 
 
-def entry(name: str, engine: Engine) -> DrafterEntry:
+def entry(name: str, engine: Engine) -> RegisteredDrafter:
     """The entry of that name.
 
     Raises:
@@ -261,28 +261,28 @@ def _no_exit_head(engine: Engine) -> str | None:
 
 
 _ENTRIES = (
-    DrafterEntry(
+    RegisteredDrafter(
         AUTO, "all drafters that the bundle offers; each round uses the one with the largest expected gain", _auto
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "mtp",
         "the bundle's multi-token-prediction drafter, which reads the model's hidden state and KV cache",
         _mtp,
         _no_mtp_drafter,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "ngram",
         "what followed the longest earlier match in the prompt, this reply or earlier replies; costs microseconds",
         _ngram,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "self",
         "the model itself, without the attention and MLP blocks that `ondevice tune` found dispensable",
         _self,
         _no_tuned_layers,
         _loses_when_tuned,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "swift",
         "the model itself, without blocks that it finds dispensable while it generates",
         _swift,
@@ -291,28 +291,28 @@ _ENTRIES = (
         unless_mtp=True,
         only_if_tuned=True,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "medusa",
         "heads on the model's last hidden state, one for each of the next few tokens, as a tree",
         _heads("medusa"),
         _no_heads("medusa"),
         unless_mtp=True,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "blockwise",
         "heads on the model's last hidden state that share a layer, as a chain",
         _heads("blockwise"),
         _no_heads("blockwise"),
         unless_mtp=True,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "early-exit",
         "a head on the model's lower layers, whose results for drafted tokens the verification reuses",
         _early_exit,
         _no_exit_head,
         unless_mtp=True,
     ),
-    DrafterEntry(
+    RegisteredDrafter(
         "grammar",
         "the tokens that a grammar forces, such as a schema's keys; part of auto wherever a reply is constrained",
         _grammar,

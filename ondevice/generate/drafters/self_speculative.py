@@ -29,7 +29,7 @@ START = 0.7
 """Prior probability that a drafted token is accepted."""
 
 
-class Scores(NamedTuple):
+class NextLogits(NamedTuple):
     """Logits for the token that follows.
 
     logits : float32[C]
@@ -52,7 +52,7 @@ class PartialDrafter(TreeDrafter, ABC):
         self._limits: Limits | None = None
 
     @abstractmethod
-    def scores(self, session: Session, tokens: Sequence[int]) -> Scores | None:
+    def scores(self, session: Session, tokens: Sequence[int]) -> NextLogits | None:
         """The logits after the last of these tokens, which begin with the newest one; None if they are not valid."""
 
     def ready(self) -> bool:
@@ -107,10 +107,10 @@ class SkippingDrafter(PartialDrafter):
     def ready(self) -> bool:
         return self.path is not None
 
-    def scores(self, session: Session, tokens: Sequence[int]) -> Scores:
+    def scores(self, session: Session, tokens: Sequence[int]) -> NextLogits:
         assert self.path is not None
         rows = Rows(session, TokenTree.chain(tokens), [len(tokens) - 1], self.path)
-        return Scores(self._engine.forward([rows])[0].logits[0])
+        return NextLogits(self._engine.forward([rows])[0].logits[0])
 
 
 # swift.
@@ -283,14 +283,14 @@ class SwiftDrafter(SkippingDrafter):
 # early-exit.
 
 
-ExitHead = Callable[[Session, Float32Array], Scores]
+ExitHead = Callable[[Session, Float32Array], NextLogits]
 """The logits after a row, from its residual stream, float32[H]. The session is for heads whose buffers are there."""
 
 
-def trained_head(session: Session, hidden: Float32Array) -> Scores:
+def trained_head(session: Session, hidden: Float32Array) -> NextLogits:
     """The exit head of the bundle."""
     answer = session.propose("exit", hidden)
-    return Scores(answer.logits[0], answer.candidates[0])
+    return NextLogits(answer.logits[0], answer.candidates[0])
 
 
 class EarlyExitDrafter(PartialDrafter):
@@ -316,7 +316,7 @@ class EarlyExitDrafter(PartialDrafter):
         self._path = LayerPath(stop=stop)
         self._head = head
 
-    def scores(self, session: Session, tokens: Sequence[int]) -> Scores | None:
+    def scores(self, session: Session, tokens: Sequence[int]) -> NextLogits | None:
         rows = Rows(session, TokenTree.chain(tokens), [len(tokens) - 1], self._path)
         found = self._head(session, self._engine.forward([rows])[0].hidden[0])
         ids = found.candidates

@@ -13,7 +13,7 @@ from itertools import accumulate
 from statistics import median
 from time import perf_counter
 
-from ondevice.engines.layer_path import MOST_DRAFTED, WHOLE, LayerPath, Skips, SubLayer, Survival, path_of
+from ondevice.engines.layer_path import MAX_DRAFTED, WHOLE, LayerPath, Skips, SubLayer, Survival, path_of
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 
 PREFIXES = 8
@@ -146,7 +146,7 @@ class SkipSearch:
 def survival_of(matched: Sequence[Sequence[bool]]) -> Survival:
     """The probability of 1, 2, ... right tokens in a row. `matched`: by text, at which positions a draft was right."""
     found = [1.0]
-    for count in range(1, MOST_DRAFTED + 1):
+    for count in range(1, MAX_DRAFTED + 1):
         begins = [all(text[at : at + count]) for text in matched for at in range(len(text) - count + 1)]
         if not begins:
             break
@@ -232,7 +232,7 @@ def costs_of(timings: Sequence[float], free: Skips) -> SkipCosts:
     saved = max(1.0 - without_all, 0.0)
     attention, mlp = (max(1.0 - share, 0.0) for share in without)
     each = saved / ((attention + mlp) or 1.0) / (len(free) / 2)  # in proportion to what each kind saves alone
-    return SkipCosts([1.0 + row * extra for extra in range(MOST_DRAFTED + 1)], each * attention, each * mlp)
+    return SkipCosts([1.0 + row * extra for extra in range(MAX_DRAFTED + 1)], each * attention, each * mlp)
 
 
 def survival_on(samples: Sequence[SkipSample], skips: Skips) -> Survival:

@@ -11,9 +11,9 @@ from typing import Any
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.apis.blocks import (
-    Block,
     BlockWriter,
-    Part,
+    ContentPart,
+    ReplyBlock,
     after_results,
     content_of,
     picture_part,
@@ -25,8 +25,8 @@ from ondevice.server.replies import Choice, PrefillProgress
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
-    Fields,
     RequestError,
+    RequestFields,
     continue_option,
     read_request,
     schema_format,
@@ -46,14 +46,14 @@ MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 """Names of pictures' formats. A picture is read as what its bytes are."""
 
 
-def read_message(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_message(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/messages`, and what makes the writer of its response."""
     fields.required("max_tokens")
     fields.whole("max_tokens", 1)  # in the other APIs -1 means no limit
     return _read(fields), MessageWriter
 
 
-def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
+def count_tokens(model: Model, fields: RequestFields) -> dict[str, Any]:
     """The number of tokens of a request's prompt. The request may have the other fields of a message's, too."""
     request = _read(fields)
     options = request.options
@@ -66,7 +66,7 @@ def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
     return {"input_tokens": len(prompt)}
 
 
-def _read(fields: Fields) -> CompletionRequest:
+def _read(fields: RequestFields) -> CompletionRequest:
     messages = read_messages(fields)
     fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
     fields.ignore("metadata", "service_tier")
@@ -74,7 +74,7 @@ def _read(fields: Fields) -> CompletionRequest:
     return read_request(fields, NAMES, [messages], options)
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
+def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
     """`system` and `messages`, as messages of a chat completion."""
     fields.required("messages")
     system = content_of(read_parts(fields, "system", {"text": text_part}), "\n")
@@ -82,14 +82,14 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     for message in fields.objects("messages"):
         message.required("content")
         role = message.choice("role", ("user", "assistant", "system")) or "user"
-        blocks = [Fields({"type": "text", "text": message["content"]})]
+        blocks = [RequestFields({"type": "text", "text": message["content"]})]
         if not isinstance(message["content"], str):
             blocks = message.objects("content")
         messages += _assistant_messages(blocks) if role == "assistant" else _user_messages(blocks, role)
     return after_results(messages)
 
 
-def _picture(block: Fields) -> Part:
+def _picture(block: RequestFields) -> ContentPart:
     """The part of a block `image`, whose picture must be in base64."""
     block.required("source")
     block.ignore("cache_control")
@@ -105,11 +105,11 @@ PARTS = {"text": text_part, "image": _picture}
 """Readers of the blocks of messages and tool results, by their `type`."""
 
 
-def _user_messages(blocks: Sequence[Fields], role: str) -> list[dict[str, Any]]:
+def _user_messages(blocks: Sequence[RequestFields], role: str) -> list[dict[str, Any]]:
     """Tool results become messages of their own, before the text and pictures."""
     kinds = (*PARTS, "tool_result") if role == "user" else ("text", "tool_result")
     results: list[dict[str, Any]] = []
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for block in blocks:
         kind = block.kind(kinds)
         if kind == "tool_result":
@@ -121,7 +121,7 @@ def _user_messages(blocks: Sequence[Fields], role: str) -> list[dict[str, Any]]:
     return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
 
 
-def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
+def _assistant_messages(blocks: Sequence[RequestFields]) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.kind(("text", "thinking", "redacted_thinking", "tool_use"))
@@ -141,7 +141,7 @@ def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
     return [message]
 
 
-def _options(fields: Fields) -> GenerationKeywords:
+def _options(fields: RequestFields) -> GenerationKeywords:
     """Tools, thinking and response format."""
     fields.ignore("cache_control")
     options = tool_options(_tools(fields), _tool_choice(fields.inner("tool_choice")))
@@ -159,7 +159,7 @@ def _options(fields: Fields) -> GenerationKeywords:
     return options
 
 
-def _tools(fields: Fields) -> list[dict[str, Any]]:
+def _tools(fields: RequestFields) -> list[dict[str, Any]]:
     """Functions, which the client runs. Anthropic's own tools are refused."""
     tools = []
     for tool in fields.objects("tools"):
@@ -175,7 +175,7 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
     return tools
 
 
-def _tool_choice(choice: Fields) -> Any:
+def _tool_choice(choice: RequestFields) -> Any:
     """OpenAI's `tool_choice`."""
     kind = choice.choice("type", ("auto", "any", "tool", "none"))
     if kind == "tool":
@@ -197,14 +197,14 @@ class MessageWriter(BlockWriter):
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
         yield self.keep_alive()
 
-    def begun(self, block: Block) -> Iterator[ServerSentEvent]:
+    def begun(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         yield _event("content_block_start", index=len(self.blocks) - 1, content_block=_content(block))
 
-    def grown(self, block: Block, text: str) -> Iterator[ServerSentEvent]:
+    def grown(self, block: ReplyBlock, text: str) -> Iterator[ServerSentEvent]:
         kind, name = DELTAS[block.kind]
         yield _event("content_block_delta", index=len(self.blocks) - 1, delta={"type": kind, name: text})
 
-    def ended(self, block: Block) -> Iterator[ServerSentEvent]:
+    def ended(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         yield _event("content_block_stop", index=len(self.blocks) - 1)
 
     def closing(self) -> Iterator[ServerSentEvent]:
@@ -239,7 +239,7 @@ class MessageWriter(BlockWriter):
         }
 
 
-def _content(block: Block) -> dict[str, Any]:
+def _content(block: ReplyBlock) -> dict[str, Any]:
     """A block as far as it is written. A call begins without arguments."""
     if block.call is not None:
         arguments = block.call.arguments if block.text else {}

@@ -18,20 +18,20 @@ from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.server.delivery import ResponseWriter, ServerSentEvent, new_id
 from ondevice.server.replies import Choice
-from ondevice.server.requests import Fields
+from ondevice.server.requests import RequestFields
 from ondevice.text.media_parts import picture_of_url
 from ondevice.text.messages import ToolCall
 
-Part = dict[str, Any]
+ContentPart = dict[str, Any]
 
 
-def text_part(block: Fields) -> Part:
+def text_part(block: RequestFields) -> ContentPart:
     """The part of a block with a `text`."""
     block.ignore("cache_control", "citations", "annotations", "logprobs")
     return {"type": "text", "text": block.text("text") or ""}
 
 
-def picture_part(fields: Fields, name: str, url: str | None, detail: str | None = None) -> Part:
+def picture_part(fields: RequestFields, name: str, url: str | None, detail: str | None = None) -> ContentPart:
     """The part of a picture.
 
     Args:
@@ -48,7 +48,9 @@ def picture_part(fields: Fields, name: str, url: str | None, detail: str | None 
         raise fields.unsupported(name, str(error)) from error
 
 
-def read_parts(fields: Fields, name: str, readers: Mapping[str, Callable[[Fields], Part]]) -> list[Part]:
+def read_parts(
+    fields: RequestFields, name: str, readers: Mapping[str, Callable[[RequestFields], ContentPart]]
+) -> list[ContentPart]:
     """The parts of a message: of a string, or of a list of blocks.
 
     Args:
@@ -63,9 +65,9 @@ def read_parts(fields: Fields, name: str, readers: Mapping[str, Callable[[Fields
     return [readers[block.kind(readers)](block) for block in fields.objects(name)]
 
 
-def content_of(parts: Iterable[Part], separator: str = "") -> str | list[Part]:
+def content_of(parts: Iterable[ContentPart], separator: str = "") -> str | list[ContentPart]:
     """The content of a message: texts that follow each other are joined, and a message of text only is a string."""
-    made: list[Part] = []
+    made: list[ContentPart] = []
     for kind, alike in groupby(parts, itemgetter("type")):
         if kind == "text":
             made.append({"type": "text", "text": separator.join(part["text"] for part in alike)})
@@ -82,7 +84,7 @@ def after_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Gemma's templates write only the text of a result. Where no user's message follows, the pictures are one.
     """
     made: list[dict[str, Any]] = []
-    shown: list[Part] = []
+    shown: list[ContentPart] = []
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "tool" and not isinstance(content, str):
@@ -106,7 +108,7 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """A part of a reply, as far as it is written: thoughts, text, or one tool call.
 
     call : if it is one
@@ -123,23 +125,23 @@ class Block:
 
 
 class BlockWriter(ResponseWriter):
-    """What the writers of both APIs share: the one reply of a response as blocks, of which only the last is open."""
+    """The common part of both APIs' writers: the one reply of a response as blocks, only the last of them open."""
 
     def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
         super().__init__(model, choices)
         [self.choice] = choices
-        self.blocks: list[Block] = []
+        self.blocks: list[ReplyBlock] = []
 
     @abstractmethod
-    def begun(self, block: Block) -> Iterator[ServerSentEvent]:
+    def begun(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         """A block without text has been added to `blocks`."""
 
     @abstractmethod
-    def grown(self, block: Block, text: str) -> Iterator[ServerSentEvent]:
+    def grown(self, block: ReplyBlock, text: str) -> Iterator[ServerSentEvent]:
         """The last block's text has grown by `text`."""
 
     @abstractmethod
-    def ended(self, block: Block) -> Iterator[ServerSentEvent]:
+    def ended(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         """The last block is complete."""
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
@@ -162,7 +164,7 @@ class BlockWriter(ResponseWriter):
         """Add to the block that is open, after beginning one of this kind if another or none is open."""
         if not self.blocks or not self.blocks[-1].is_open or self.blocks[-1].kind != kind:
             yield from self.end_block()
-            self.blocks.append(Block(kind, call))
+            self.blocks.append(ReplyBlock(kind, call))
             yield from self.begun(self.blocks[-1])
         self.blocks[-1].text += text
         yield from self.grown(self.blocks[-1], text)

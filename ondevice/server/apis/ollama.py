@@ -20,7 +20,7 @@ from ondevice.bundle import CHAT_TEMPLATE, MANIFEST
 from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
-from ondevice.server.apis.blocks import Part, content_of, picture_part
+from ondevice.server.apis.blocks import ContentPart, content_of, picture_part
 from ondevice.server.apis.openai import MAX_TOP_LOGPROBS, chat_logprobs
 from ondevice.server.delivery import FINISH_NAMES, JsonLine, MakeWriter, ResponseWriter, Usage
 from ondevice.server.model_manager import ModelManager
@@ -28,8 +28,8 @@ from ondevice.server.replies import Choice
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
-    Fields,
     RequestError,
+    RequestFields,
     continue_option,
     read_request,
     schema_format,
@@ -73,7 +73,7 @@ NOT_HERE = {
 """Paths of Ollama's that are not served, and why."""
 
 
-def read_chat(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_chat(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/api/chat`, and what makes the writer of its response. Without messages it loads the model."""
     messages = read_messages(fields)
     tools = [dict(tool) for tool in fields.objects("tools")]
@@ -83,7 +83,7 @@ def read_chat(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     return _request(fields, [messages] if messages else [], options), partial(OllamaWriter, is_chat=True)
 
 
-def read_generate(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_generate(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/api/generate`, and what makes the writer of its response. Without a prompt it loads the model."""
     fields.refuse("this server only continues a prompt: leave it out", suffix="")
     fields.refuse("a model has the template of its bundle: send a `raw` prompt", template="")
@@ -100,14 +100,14 @@ def read_generate(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     return _request(fields, [prompt if raw else messages], options), partial(OllamaWriter, is_chat=False)
 
 
-def _request(fields: Fields, prompts: Sequence[Prompt], options: GenerationKeywords) -> CompletionRequest:
+def _request(fields: RequestFields, prompts: Sequence[Prompt], options: GenerationKeywords) -> CompletionRequest:
     inner = fields.inner("options")
     inner.ignore(*STARTED)
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)
     return replace(read_request(inner, NAMES, prompts, options), keep_s=_keep_s(fields))
 
 
-def _options(fields: Fields) -> GenerationKeywords:
+def _options(fields: RequestFields) -> GenerationKeywords:
     """Thinking, form of the answer, and log probabilities."""
     options: GenerationKeywords = {}
     think, form = fields.get("think"), fields.get("format")
@@ -126,7 +126,7 @@ def _options(fields: Fields) -> GenerationKeywords:
     return options
 
 
-def _keep_s(fields: Fields) -> float | None:
+def _keep_s(fields: RequestFields) -> float | None:
     """Seconds of `keep_alive`, a number or a duration of Go; negative ones mean for ever."""
     value = fields.get("keep_alive")
     if isinstance(value, str):
@@ -140,14 +140,14 @@ def _keep_s(fields: Fields) -> float | None:
     return inf if seconds is not None and not 0 <= seconds <= MAX_KEEP_S else seconds
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
+def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
     """`messages`, as messages of a chat completion. A tool's result belongs to the first open call of its name."""
     messages: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []
     for message in fields.objects("messages"):
         role = message.choice("role", ROLES) or "user"
         text, pictures = message.text("content") or "", message.texts("images")
-        parts: list[Part] = [picture_part(message, "images", _data_uri(each)) for each in pictures]
+        parts: list[ContentPart] = [picture_part(message, "images", _data_uri(each)) for each in pictures]
         made: dict[str, Any] = {"role": role, "content": content_of([*parts, {"type": "text", "text": text}])}
         if thoughts := message.text("thinking"):
             made["reasoning_content"] = thoughts
@@ -167,7 +167,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     return messages
 
 
-def _call(call: Fields, own_id: str) -> dict[str, Any]:
+def _call(call: RequestFields, own_id: str) -> dict[str, Any]:
     """A call in OpenAI's form; Ollama's may have no id."""
     call.ignore("type")
     function = call.inner("function")
@@ -288,7 +288,7 @@ def running(manager: ModelManager) -> dict[str, Any]:
     }
 
 
-def show(manager: ModelManager, fields: Fields) -> dict[str, Any]:
+def show(manager: ModelManager, fields: RequestFields) -> dict[str, Any]:
     """The response of `/api/show`."""
     fields.ignore("verbose", "name")
     manifest, template = manager.bundle.manifest, manager.bundle.file(CHAT_TEMPLATE)

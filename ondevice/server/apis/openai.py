@@ -21,8 +21,8 @@ from ondevice.server.replies import Choice, Echo, PrefillProgress
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
-    Fields,
     RequestError,
+    RequestFields,
     continue_option,
     effort_option,
     parallel_option,
@@ -41,7 +41,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 64
 
 
-def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_chat_completion(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/chat/completions`, and what makes the writer of its response."""
     fields.required("messages")
     messages = [dict(message) for message in fields.objects("messages")]
@@ -64,7 +64,7 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
     return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
 
 
-def _check_parts(fields: Fields) -> None:
+def _check_parts(fields: RequestFields) -> None:
     """Refuse parts that could name a file of this machine. The text layer checks the others.
 
     Raises:
@@ -82,7 +82,7 @@ def _check_parts(fields: Fields) -> None:
                 raise message.unsupported("content", "send some frames of a video, as parts of the type image_url")
 
 
-def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_completion(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/completions`, and what makes the writer of its response."""
     _refuse_others(fields)
     fields.refuse("this server only continues a prompt: leave it out", suffix="")
@@ -94,20 +94,20 @@ def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     return request, partial(CompletionWriter, include_usage=_include_usage(fields), scores_prompts=bool(options))
 
 
-def _refuse_others(fields: Fields) -> None:
+def _refuse_others(fields: RequestFields) -> None:
     """Fields of both APIs that do not concern this server, or whose only value here is the usual one."""
     fields.ignore("user", "safety_identifier", "store", *CACHING)
     fields.refuse("thoughts come as `reasoning_content`", reasoning_format="auto")
 
 
-def _include_usage(fields: Fields) -> bool:
+def _include_usage(fields: RequestFields) -> bool:
     """Whether a stream ends with its usage."""
     options = fields.inner("stream_options")
     options.ignore("include_obfuscation")
     return options.flag("include_usage")
 
 
-def _chat_options(fields: Fields) -> GenerationKeywords:
+def _chat_options(fields: RequestFields) -> GenerationKeywords:
     """Tools, thinking and template variables."""
     options = tool_options([dict(tool) for tool in fields.objects("tools")], fields.get("tool_choice"))
     options |= parallel_option(fields)
@@ -121,7 +121,7 @@ def _chat_options(fields: Fields) -> GenerationKeywords:
     return options
 
 
-def _chat_logprobs(fields: Fields) -> GenerationKeywords:
+def _chat_logprobs(fields: RequestFields) -> GenerationKeywords:
     """`logprobs` is a flag here."""
     top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
     wanted = fields.flag("logprobs")
@@ -130,13 +130,13 @@ def _chat_logprobs(fields: Fields) -> GenerationKeywords:
     return {"logprobs": True, "top_logprobs": top} if wanted else {}
 
 
-def _text_logprobs(fields: Fields) -> GenerationKeywords:
+def _text_logprobs(fields: RequestFields) -> GenerationKeywords:
     """`logprobs` is the number of alternatives here."""
     top = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS)
     return {} if top is None else {"logprobs": True, "top_logprobs": top}
 
 
-def _prompts(fields: Fields) -> Sequence[Prompt]:
+def _prompts(fields: RequestFields) -> Sequence[Prompt]:
     """A text, a list of token ids, or a list of either."""
     prompt = fields.required("prompt")
     if isinstance(prompt, str) or (_is_list_of(prompt, int) and prompt):
@@ -153,7 +153,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 class OpenAIWriter(ResponseWriter):
-    """What the responses of both APIs share: a list of choices, usage, llama.cpp's timings, `[DONE]` after a stream.
+    """The common part of both APIs' responses: a list of choices, usage, llama.cpp's timings, `[DONE]` after a stream.
 
     kind, chunk_kind : `object` of a whole response and of a chunk
     """
@@ -337,7 +337,7 @@ def _finish_name(reason: FinishReason | None) -> str | None:
 
 
 def _round(step: Step) -> dict[str, Any]:
-    """This server's `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
+    """The server's own event `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
     return {
         "tokens": len(step.token_ids),
         "drafted": step.drafted,

@@ -15,9 +15,9 @@ from typing import Any
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.apis.blocks import (
-    Block,
     BlockWriter,
-    Part,
+    ContentPart,
+    ReplyBlock,
     after_results,
     content_of,
     picture_part,
@@ -30,8 +30,8 @@ from ondevice.server.replies import Choice
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
-    Fields,
     RequestError,
+    RequestFields,
     continue_option,
     effort_option,
     parallel_option,
@@ -57,7 +57,7 @@ PARTS = {"reasoning": "reasoning_text", "text": "output_text"}
 """The `type` of an item's part, by the kind of block."""
 
 
-def _picture(block: Fields) -> Part:
+def _picture(block: RequestFields) -> ContentPart:
     """The part of a block `input_image`, whose picture must be in a `data:` URI."""
     if "file_id" in block:
         raise block.unsupported("file_id", "no file is stored: send the picture as image_url, with a data: URI")
@@ -70,7 +70,7 @@ TEXTS = dict.fromkeys(("input_text", "output_text", "reasoning_text", "summary_t
 TEXTS_AND_PICTURES = {**TEXTS, "input_image": _picture}
 
 
-def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+def read_response(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/responses`, and what makes the writer of its response."""
     stored = "this server stores no conversations: send the whole conversation as `input`"
     fields.refuse(stored, "previous_response_id", "conversation", "prompt")
@@ -92,7 +92,7 @@ def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     return request, partial(OpenAIResponseWriter, echoed=echoed)
 
 
-def _check_metadata(fields: Fields) -> None:
+def _check_metadata(fields: RequestFields) -> None:
     metadata = fields.get("metadata", {})
     if (
         not isinstance(metadata, dict)
@@ -104,7 +104,7 @@ def _check_metadata(fields: Fields) -> None:
         raise fields.wrong("metadata", wanted)
 
 
-def read_input(fields: Fields) -> list[dict[str, Any]]:
+def read_input(fields: RequestFields) -> list[dict[str, Any]]:
     """`instructions` and `input`, as messages of a chat completion."""
     fields.required("input")
     instructions = fields.text("instructions")
@@ -127,7 +127,7 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
     return after_results([_assistant(message) if message["role"] == "assistant" else message for message in messages])
 
 
-def _add_to_assistant(turn: dict[str, Any], item: Fields, kind: str) -> None:
+def _add_to_assistant(turn: dict[str, Any], item: RequestFields, kind: str) -> None:
     """Add an item to an assistant's turn: consecutive thoughts, calls and texts are one."""
     if kind == "function_call":
         function = {"name": item.required("name"), "arguments": item.text("arguments") or ""}
@@ -144,7 +144,7 @@ def _assistant(turn: dict[str, Any]) -> dict[str, Any]:
     return message | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def _options(fields: Fields) -> GenerationKeywords:
+def _options(fields: RequestFields) -> GenerationKeywords:
     """Tools, thinking and response format."""
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and "name" in choice:
@@ -161,7 +161,7 @@ def _options(fields: Fields) -> GenerationKeywords:
     return options
 
 
-def _tools(fields: Fields) -> list[dict[str, Any]]:
+def _tools(fields: RequestFields) -> list[dict[str, Any]]:
     """Functions, whose declarations have one level less here. OpenAI's hosted tools are refused."""
     tools = []
     for tool in fields.objects("tools"):
@@ -201,18 +201,18 @@ class OpenAIResponseWriter(BlockWriter):
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
 
-    def begun(self, block: Block) -> Iterator[ServerSentEvent]:
+    def begun(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         yield self._item_event("output_item.added", item=self._item(block))
         if block.call is None:
             yield self._part_event(block, "content_part.added", part=_part(block))
 
-    def grown(self, block: Block, text: str) -> Iterator[ServerSentEvent]:
+    def grown(self, block: ReplyBlock, text: str) -> Iterator[ServerSentEvent]:
         if block.call is None:
             yield self._part_event(block, f"{PARTS[block.kind]}.delta", delta=text, logprobs=[])
         else:
             yield self._item_event("function_call_arguments.delta", item_id=_id(block), delta=text)
 
-    def ended(self, block: Block) -> Iterator[ServerSentEvent]:
+    def ended(self, block: ReplyBlock) -> Iterator[ServerSentEvent]:
         if block.call is None:
             yield self._part_event(block, f"{PARTS[block.kind]}.done", text=block.text, logprobs=[])
             yield self._part_event(block, "content_part.done", part=_part(block))
@@ -239,7 +239,7 @@ class OpenAIResponseWriter(BlockWriter):
     def whole(self) -> dict[str, Any]:
         return self._response(self._final_status())
 
-    def _part_event(self, block: Block, kind: str, **data: Any) -> ServerSentEvent:
+    def _part_event(self, block: ReplyBlock, kind: str, **data: Any) -> ServerSentEvent:
         return self._item_event(kind, item_id=_id(block), content_index=0, **data)
 
     def _item_event(self, kind: str, **data: Any) -> ServerSentEvent:
@@ -266,7 +266,7 @@ class OpenAIResponseWriter(BlockWriter):
             "usage": self._usage() if status in ("completed", "incomplete") else None,
         }
 
-    def _item(self, block: Block) -> dict[str, Any]:
+    def _item(self, block: ReplyBlock) -> dict[str, Any]:
         """A block's item, as far as it is written. It begins without parts. The last one of a reply that was cut is
         incomplete; calls are complete.
         """
@@ -296,12 +296,12 @@ class OpenAIResponseWriter(BlockWriter):
         }
 
 
-def _id(block: Block) -> str:
+def _id(block: ReplyBlock) -> str:
     """The id of a block's item."""
     return f"{ID_PREFIXES[block.kind]}{block.id}"
 
 
-def _part(block: Block) -> dict[str, Any]:
+def _part(block: ReplyBlock) -> dict[str, Any]:
     """The one part of an item with a text."""
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
     return {"type": PARTS[block.kind], "text": block.text, **more}

@@ -62,7 +62,7 @@ ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 ORIGIN, ORIGIN_BITS = np.float32(1.5 * 2**23), 0x4B400000
 """The float32 at which integer dot products are summed in the bits of floats: see `tiles`."""
 
-_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), np.float32(2.0**104)
+_MIN_SCALE, _MAX_SCALE = np.float32(2.0**-100), np.float32(2.0**104)
 """Bounds of the scale of a block. Beyond 2**104 the product of scale and ORIGIN would be infinite."""
 _ONE, _PART = np.float32(1.0), np.float32(1 / 127)
 
@@ -83,9 +83,9 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
     """
     largest = bits_float(np.int32(largest_bits(low, high)))  # NaN if a number is
     scale = bits_float(np.int32(float_bits(largest * _PART) & ~3))
-    if scale < _LEAST_SCALE:
-        scale = _LEAST_SCALE
-    elif not scale <= _MOST_SCALE:
+    if scale < _MIN_SCALE:
+        scale = _MIN_SCALE
+    elif not scale <= _MAX_SCALE:
         scale = np.float32(np.nan)
     inverse = full(_ONE / scale)
     low = round_even(low * inverse)

@@ -341,7 +341,7 @@ class CentroidScores(NamedTuple):
     """Address of float32[clusters], the scores."""
 
 
-class Shortlist(NamedTuple):
+class ChooseClusters(NamedTuple):
     """Choose the clusters with the best scores, for each row."""
 
     scores: int
@@ -518,7 +518,7 @@ class Attend(NamedTuple):
     """All as in `LookUp`."""
 
 
-Step = (
+KernelStep = (
     Embed
     | Residual
     | PerLayer
@@ -528,7 +528,7 @@ Step = (
     | Attend
     | Select
     | CentroidScores
-    | Shortlist
+    | ChooseClusters
     | CandidateLogits
     | LookUp
     | Score
@@ -538,7 +538,7 @@ Step = (
     | Activate
 )
 
-LAYOUTS: tuple[type[Step], ...] = get_args(Step)
+LAYOUTS: tuple[type[KernelStep], ...] = get_args(KernelStep)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
@@ -546,13 +546,13 @@ WIDTH = 20
 """Numbers int64 in a row of a plan."""
 
 
-def to_row(step: Step) -> tuple[int, ...]:
+def to_row(step: KernelStep) -> tuple[int, ...]:
     """A step as a row of a plan."""
     numbers = [number for field in step for number in (field if isinstance(field, tuple) else (field,))]
     return LAYOUTS.index(type(step)), *numbers, *(0,) * (WIDTH - 1 - len(numbers))
 
 
-def from_row(row: Iterable[int]) -> Step:
+def from_row(row: Iterable[int]) -> KernelStep:
     """The step in a row of a plan."""
     numbers = map(int, row)
     layout = LAYOUTS[next(numbers)]
@@ -803,7 +803,7 @@ _MAX_SUMS = 8
 """The largest `key_codes.SUMS` of all instruction sets."""
 
 
-class Workspace(NamedTuple):
+class ThreadWorkspace(NamedTuple):
     """Working memory of a thread, as addresses: `tables` and `scales` of `Tables`, `products` of `make_tables`, `sums`
     of `scan`, and the `end`.
     """
@@ -815,12 +815,12 @@ class Workspace(NamedTuple):
     end: int
 
 
-def workspace_at(address: int, heads: int, codes: int) -> Workspace:
+def workspace_at(address: int, heads: int, codes: int) -> ThreadWorkspace:
     """A thread's working memory for the heads of one KV head. With address 0, `end` is its size in bytes."""
     scales = address + heads * codes * _TABLE_BYTES
     products = scales + LINE * heads
     sums = products + 64 * codes
-    return Workspace(address, scales, products, sums, sums + UNIT * _MAX_SUMS * 64)
+    return ThreadWorkspace(address, scales, products, sums, sums + UNIT * _MAX_SUMS * 64)
 
 
 def shares_bytes(heads: int, keys: int) -> int:

@@ -20,11 +20,11 @@ from ondevice.engines.simd.kernels.contract import (
     WANTED,
     CandidateLogits,
     CentroidScores,
+    ChooseClusters,
     Embed,
     PerLayer,
     Residual,
     Select,
-    Shortlist,
 )
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
@@ -140,7 +140,7 @@ def shortlist(words: np.ndarray, thread: int, threads: int) -> None:
     """chosen[row] = indices of the `top` largest scores of a row, largest first; the lower index first if scores are
     equal.
     """
-    step = read_step(Shortlist, words)
+    step = read_step(ChooseClusters, words)
     for row in range(first_unit(step.rows, thread, threads), first_unit(step.rows, thread + 1, threads)):
         best_of(step.scores + 4 * row * step.stride, step.clusters, step.chosen + 8 * row * step.top, step.top)
 

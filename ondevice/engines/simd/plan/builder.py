@@ -24,11 +24,11 @@ from ondevice.engines.simd.kernels.contract import (
     Attend,
     Embed,
     Gated,
+    KernelStep,
     LookUp,
     PackedMatrix,
     Project,
     Residual,
-    Step,
     Table,
     groups_form,
     instruction_set,
@@ -55,7 +55,7 @@ class Plan:
     exact: NDArray[np.int64]
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> Plan:
+    def of(cls, steps: Sequence[KernelStep]) -> Plan:
         """The plan of these steps. All steps but those of lookup attention are the same in both forms."""
         exact = [
             Attend(*step[: Attend._fields.index("window")]) if isinstance(step, Attend) else step
@@ -65,7 +65,7 @@ class Plan:
         return cls(_words(steps), _words(exact))
 
 
-def _words(steps: Sequence[Step]) -> NDArray[np.int64]:
+def _words(steps: Sequence[KernelStep]) -> NDArray[np.int64]:
     return np.array([to_row(step) for step in steps], np.int64).reshape(-1, WIDTH)
 
 
@@ -95,7 +95,7 @@ class PlanBuilder:
         self.most_rows = most_rows
         self.eps = float_bits(eps)
         self._pack = buffers.hold(pack)
-        self._steps: list[Step] = []
+        self._steps: list[KernelStep] = []
         self._constants: dict[int, tuple[Float32Array, int]] = {}
 
     def plan(self) -> Plan:
@@ -109,7 +109,7 @@ class PlanBuilder:
             self._constants[id(values)] = values, self.buffers.constant(values)
         return self._constants[id(values)][1]
 
-    def add(self, step: Step) -> None:
+    def add(self, step: KernelStep) -> None:
         """Add a step that is already complete."""
         self._steps.append(step)
 

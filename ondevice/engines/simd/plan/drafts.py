@@ -170,7 +170,7 @@ def _shortlisted(
     Args:
         table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
         x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
-        scores, stride: see `contract.Shortlist`.
+        scores, stride: see `contract.ChooseClusters`.
         cap: softcap of the logits, or None.
 
     Returns:
@@ -179,7 +179,7 @@ def _shortlisted(
     clusters, per_cluster = map(int, shortlist.ids.shape)
     top, buffers = shortlist.top, builder.buffers
     chosen, ids = buffers.bytes(8 * builder.most_rows * top), buffers.hold(shortlist.ids)
-    builder.add(contract.Shortlist(scores, clusters, chosen, top, builder.most_rows, stride))
+    builder.add(contract.ChooseClusters(scores, clusters, chosen, top, builder.most_rows, stride))
     builder.add(
         CandidateLogits(
             builder.table(table)._replace(width=width), x, chosen, top, per_cluster, ids,

@@ -57,7 +57,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
 )
 from ondevice.native.functions import kernel
 
-_ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
+_ZERO, _MAX_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
 _FLOOR = np.float32(-60.0)
 """Scores are clamped to this distance below the largest one: a weight times a scale must not be denormal, because
@@ -212,7 +212,7 @@ def weigh(
             left = within(left * load(factors), low - unit, high - unit, _ZERO)
             right = within(right * load(factors + 64), low - unit - TILE, high - unit - TILE, _ZERO)
             most = max(max_lanes(maximum(left, right)), _LEAST)
-            scale, inverse = most / _MOST_WEIGHT, full(_MOST_WEIGHT / most)
+            scale, inverse = most / _MAX_WEIGHT, full(_MAX_WEIGHT / most)
             left, right = round_even(left * inverse), round_even(right * inverse)
             store_rounded_int8(to, left)
             store_rounded_int8(to + TILE, right)

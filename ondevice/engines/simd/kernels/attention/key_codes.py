@@ -75,7 +75,7 @@ _TABLE = 16
 """Bytes of a table."""
 _WIDTH = {"vpermb": 64, "pshufb-512": 64, "pshufb-256": 32}.get(SHUFFLE, 16)
 """Bytes that one shuffle looks up."""
-_MOST_ADDED = 256
+_MAX_ADDED = 256
 """Most bytes whose sum fits in 16 bits: 256 * 255 < 2**16."""
 
 
@@ -143,7 +143,7 @@ def _by_pairs(builder: Any, tables: list[Any], keys: list[Any], tiles: Any) -> V
     """One table per 16 bytes; sums of 16 bits, which are added to sums of 32 bits before they can overflow."""
     whole, pairs = ir.VectorType(I8, _WIDTH), ir.VectorType(I16, _WIDTH // 2)
     parts = TILE_BYTES // _WIDTH
-    most = I64(_MOST_ADDED // (2 * parts))
+    most = I64(_MAX_ADDED // (2 * parts))
     before = builder.sub(tiles, I64(1))
 
     def segment(number: Any, totals: Vectors) -> Vectors:
