@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ondevice import __version__
 from ondevice.native.sets import PLATFORMS, Platform
@@ -87,7 +88,8 @@ def _linux_faults(content: bytes, machine: str) -> Iterator[str]:
     binary = ELFFile(io.BytesIO(content))
     if binary["e_machine"] != {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]:
         yield f"it is for {binary['e_machine']}"
-    dynamic, symbols = (binary.get_section_by_name(each) for each in (".dynamic", ".dynsym"))
+    dynamic: Any = binary.get_section_by_name(".dynamic")
+    symbols: Any = binary.get_section_by_name(".dynsym")
     needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
     yield from (f"it needs {each}" for each in needed if each not in LINUX_LIBRARIES)
     functions = [symbol for symbol in symbols.iter_symbols() if symbol.name]
