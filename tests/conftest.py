@@ -49,6 +49,8 @@ PARTS = {
         "server/test_ollama.py",
         "server/test_openai_client.py",
         "server/test_page.py",
+        "server/test_page_reading.py",
+        "server/test_page_replies.py",
         "server/test_responses.py",
     ),
     "llguidance": ("grammar",),
