@@ -214,6 +214,7 @@ def draw(results: Sequence[Result]) -> str:
         for power, label in enumerate(("0.001", "0.01", "0.1", "1")):
             marks.append(f'<path class="grid" d="M{panel.left} {panel.y(power)}h{panel.width}"/>')
             marks.append(text(panel.left - 8, panel.y(power) + 4, label, "quiet", "end"))
+        marks += [panel.mark(size, f"{size}") for size in range(0, int(panel.most_x) + 1, 50)]
         for each in own:
             kind = "simd" if each.by == "ondevice" else "llamacpp"
             x, y = panel.x(each.bytes / 1e6), panel.y(max(0.0, math.log10(each.kl) + 3))
