@@ -11,7 +11,7 @@ run by ondevice, whose figures have to be llama.cpp's within their errors. All a
 check`, in chunks of 512 tokens. A result is written as soon as it is there, and one that the file has already is not
 measured again, so that a run can be interrupted.
 
-`--publish` writes the table of docs/quality.md and draws its picture.
+`--publish` writes the table of docs/quality.md and benchmarks/RESULTS.md, and draws the page's picture.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from ondevice.quality import CHUNK, TEXT, measure, text_ids
 from ondevice_export import export
 from ondevice_export.calibration.source import TEXT as CALIBRATION_TEXT
 
-PAGE = Path(__file__).parents[1] / "docs" / "quality.md"
+RESULTS = Path(__file__).with_name("RESULTS.md")
+PAGE = RESULTS.parents[1] / "docs" / "quality.md"
 PICTURE = PAGE.with_suffix(".svg")
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -226,11 +227,12 @@ def draw(results: Sequence[Result]) -> str:
 
 
 def publish(files: Sequence[Path]) -> None:
-    """Write the table and the picture of docs/quality.md."""
+    """Write the table and the picture of docs/quality.md, and the table of the results."""
     results = [Result(**each) for file in files for each in json.loads(file.read_text("utf-8"))]
     picture = f"![KL divergence of every format over its bytes]({PICTURE.name})"
-    measured = f"\n## Measured\n\n{picture}\n\n{page_table(results)}"
-    PAGE.write_text(filled(PAGE.read_text("utf-8"), measured), "utf-8")
+    measured = page_table(results)
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), f"\n## Measured\n\n{picture}\n\n{measured}"), "utf-8")
+    RESULTS.write_text(filled(RESULTS.read_text("utf-8"), measured, "## What rounding costs"), "utf-8")
     PICTURE.write_text(draw(results), "utf-8")
 
 
