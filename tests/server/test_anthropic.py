@@ -3,7 +3,9 @@
 import anthropic
 import pytest
 
+from ondevice.server.apis.anthropic import read_messages
 from ondevice.server.guard import Rules
+from ondevice.server.requests import RequestFields
 
 ASKED = [{"role": "user", "content": "Will it rain in Bern?"}]
 CALL = '<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>'
@@ -56,6 +58,14 @@ def test_tool_call_thinking_and_tool_result(client, scripted):
     said = [*ASKED, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     answer = client.messages.create(messages=said, **options)
     assert answer.content[-1].text == "Yes."
+
+
+def test_a_reply_of_nothing_but_calls_has_no_text():
+    call = {"type": "tool_use", "id": "1", "name": "get_weather", "input": {"city": "Bern"}}
+    said = [{"role": "assistant", "content": [each]} for each in (call, {"type": "text", "text": ""})]
+    called, silent = read_messages(RequestFields({"messages": said}))
+    assert called["content"] is None
+    assert silent["content"] == ""
 
 
 def test_one_call_where_parallel_ones_are_disabled(client, scripted):

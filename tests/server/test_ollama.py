@@ -6,7 +6,9 @@ import json
 import ollama
 import pytest
 
+from ondevice.server.apis.ollama import read_messages
 from ondevice.server.guard import Rules
+from ondevice.server.requests import RequestFields
 from tests.fuzz.requests import PICTURE
 from tests.text.conversations import WEATHER
 
@@ -74,6 +76,19 @@ def test_thoughts_tools_and_their_results(scripted):
     result = {"role": "tool", "tool_name": "get_weather", "content": "rain"}
     answer = client.chat("reference", [*ASKED, message, result], tools=[WEATHER], think=True)
     assert answer.message.content == "Yes."
+
+
+def test_a_result_belongs_to_the_call_that_it_names():
+    calls = [{"id": each, "function": {"name": "get_weather", "arguments": {"city": each}}} for each in ("a", "b", "c")]
+    results = [
+        {"role": "tool", "content": "rain", "tool_call_id": "b"},
+        {"role": "tool", "content": "sun", "tool_name": "get_weather"},
+        {"role": "tool", "content": "snow"},
+    ]
+    fields = RequestFields({"messages": [{"role": "assistant", "content": "", "tool_calls": calls}, *results]})
+    asked, *answered = read_messages(fields)
+    assert asked["content"] is None
+    assert [each["tool_call_id"] for each in answered] == ["b", "a", "c"]
 
 
 def test_the_last_message_is_continued(client, served_model):

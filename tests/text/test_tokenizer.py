@@ -82,6 +82,7 @@ def altered(path, **parts):
         {"type": "Precompiled", "precompiled_charsmap": "////////"},
         {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
         {"type": "Precompiled", "precompiled_charsmap": "AAAAAGFiYwA="},
+        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\5\0\0\0" + bytes(4)).decode()},
         {"type": "Precompiled", "precompiled_charsmap": 5},
         {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "////////"}]},
     ],
