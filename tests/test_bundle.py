@@ -16,6 +16,7 @@ from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.bundle_format.decoder import rotary_numbers
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
 from tests.decoders_made import layer
 
@@ -162,6 +163,12 @@ def test_numbers_of_a_rotary_embedding_lie_in_one_line() -> None:
     np.testing.assert_array_equal(Manifest.from_json(text).target.frequencies(), [frequencies])
     assert len(text.splitlines()) < 120
     assert sum("0.9474" in line for line in text.splitlines()) == 1
+
+
+def test_a_vision_tower_without_the_field_is_not_bidirectional() -> None:
+    """A manifest leaves out fields with their default, which so can never change."""
+    [field] = [each for each in dataclasses.fields(VisionEntry) if each.name == "bidirectional"]
+    assert field.default is False
 
 
 def test_heads_are_read_back() -> None:
