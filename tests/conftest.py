@@ -34,7 +34,13 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
 
 PARTS = {
-    "oracle": ("export", "gguf", "published_models/test_against_transformers.py", "recipe"),
+    "oracle": (
+        "engines/test_drafters_of_families.py",
+        "export",
+        "gguf",
+        "published_models/test_against_transformers.py",
+        "recipe",
+    ),
     "onnxruntime": (
         "engines/test_exactness.py",
         "engines/test_ort.py",

@@ -141,6 +141,8 @@ class Endpoints:
                 return await self._begin_in_background(begun)
             try:
                 return await deliver(request, begun.replies, begun.writer, begun.stream)
+            except RequestError:
+                raise
             except Exception as error:
                 raise RequestError.of(error, begun.names) from error
 
@@ -176,6 +178,8 @@ class Endpoints:
         async with self._bodies.receive(request) as fields:
             try:
                 response = await unless_disconnected(request.receive, answered(fields))
+            except RequestError:
+                raise  # as its own cause, it would stay in memory until the garbage collector runs
             except Exception as error:
                 raise RequestError.of(error, fields) from error
         return Response(status_code=CLIENT_LEFT) if response is None else response
@@ -193,6 +197,8 @@ class Endpoints:
         async with self._bodies.receive(request) as fields:
             try:
                 return await unless_disconnected(request.receive, begin(fields))
+            except RequestError:
+                raise  # as its own cause, it would stay in memory until the garbage collector runs
             except Exception as error:
                 raise RequestError.of(error, fields) from error
 

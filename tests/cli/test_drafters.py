@@ -56,7 +56,7 @@ def test_chat(run, bundle, small):
 
 
 def test_bench(run, bundle, small, prompts_file):
-    words = ["--prompts", prompts_file, "--max-new-tokens", 12, "--lengths", "2", "--json"]
+    words = ["--drafts", "--prompts", prompts_file, "--max-new-tokens", 12, "--lengths", "2", "-o", "json"]
     code, out, _ = run("bench", bundle, *words, "--drafters", f"none,{small},auto+{small}")
     assert code == 0
     rows = json.loads(out)["rows"]
@@ -80,7 +80,7 @@ def test_another_vocabulary_is_one_line(run, bundle, small, prompts_file, comman
         "generate": ["a", "--drafter", small],
         "chat": ["--drafter", small],
         "check": ["--prompts", prompts_file, "--drafter", small],
-        "bench": ["--prompts", prompts_file, "--drafters", small],
+        "bench": ["--drafts", "--prompts", prompts_file, "--drafters", small],
     }
     code, _, err = run(command, bundle, *options[command], stdin="a\n")
     assert code == 2

@@ -61,7 +61,9 @@ def test_without_a_terminal_there_is_no_bar(monkeypatch):
     assert stderr.getvalue() == ""
 
 
-@pytest.mark.parametrize("words", [["generate", "abc", "--max-new-tokens", "2"], ["chat"], ["bench", "--limit", "1"]])
+@pytest.mark.parametrize(
+    "words", [["generate", "abc", "--max-new-tokens", "2"], ["chat"], ["bench", "--drafts", "--limit", "1"]]
+)
 def test_commands_show_the_progress_of_preparing(run, bundle, monkeypatch, words):
     def load(location, *, on_prepare, **options):
         on_prepare("compiling kernels", 0.2)

@@ -47,7 +47,7 @@ def test_chat(run, reference_bundle, monkeypatch):
 
 
 def test_bench(run, reference_bundle):
-    words = ["--limit", 2, "--max-new-tokens", 16, "--lengths", "2,auto", "--temperature", 0.8]
+    words = ["--drafts", "--limit", 2, "--max-new-tokens", 16, "--lengths", "2,auto", "--temperature", 0.8]
     code, out, _ = run("bench", reference_bundle, *words)
     assert code == 0
     assert "| mtp+ngram " in out

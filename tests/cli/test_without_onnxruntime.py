@@ -61,7 +61,7 @@ def test_a_bundle_that_needs_ort_is_refused_in_one_line(run, float_bundle):
 
 
 def test_bench_prints_its_table(run, reference_bundle):
-    code, out, err = run("bench", reference_bundle, "--limit", 1, "--max-new-tokens", 4, "--lengths", 1)
+    code, out, err = run("bench", reference_bundle, "--drafts", "--limit", 1, "--max-new-tokens", 4, "--lengths", 1)
     assert code == 0, err
     assert "| mtp" in out
     assert "onnxruntime missing" in out

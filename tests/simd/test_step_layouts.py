@@ -42,7 +42,7 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "ATTEND",
         "SELECT",
         "CENTROID_SCORES",
-        "SHORTLIST",
+        "CHOOSE_CLUSTERS",
         "CANDIDATE_LOGITS",
         "LOOK_UP",
         "SCORE",

@@ -27,7 +27,6 @@ from ondevice.errors import UsageError
 from ondevice.generate.drafters.simulated import SimulatedDrafter, make_luck
 from ondevice.generate.stats import Stats
 from ondevice.progress import Progress, silent
-from ondevice.quality import TEXT
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -272,6 +271,8 @@ def text_ids(model: Model, count: int) -> list[int]:
     """Token ids of a text, pages of this project; where it is too short, some of its tokens in random order before."""
     if model.tokenizer is None:
         raise UsageError("this bundle has no tokenizer, and the tests need a text")
+    from ondevice.quality import TEXT  # the help of `bench` needs no tokenizer
+
     begin = [] if model.manifest.first_token_id is None else [model.manifest.first_token_id]
     ids = model.tokenizer.encode(TEXT.read_text("utf-8"), add_special_tokens=False, parse_special=False)
     missing = max(0, count - len(begin) - len(ids))

@@ -542,7 +542,7 @@ KernelStep = (
 
 LAYOUTS: tuple[type[KernelStep], ...] = get_args(KernelStep)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
-CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
+CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
 WIDTH = 20
 """Numbers int64 in a row of a plan."""

@@ -93,7 +93,7 @@ def run(  # noqa: PLR0912 - numba has no jump table
             select(words, state, thread, threads)
         elif kind == contract.CENTROID_SCORES:
             centroid_scores(words, state, thread, threads)
-        elif kind == contract.SHORTLIST:
+        elif kind == contract.CHOOSE_CLUSTERS:
             shortlist(words, thread, threads)
         elif kind == contract.CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
