@@ -53,6 +53,7 @@ def test_only_an_assistant_s_message_is_continued(served):
     assert "the last one is of the role user" in answer.body["error"]["message"]
 
 
+@pytest.mark.needs("llguidance")
 def test_the_form_holds_for_the_whole_message(served):
     form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
     messages = [BEGUN[0], {"role": "assistant", "content": '{"a": "'}]
