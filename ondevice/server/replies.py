@@ -304,9 +304,11 @@ class Replies:
             choice.generation.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._leave_queue()
-        self._manager.release()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # also where the one that closes is cancelled: a user of the model that never left would keep its room
+            self._leave_queue()
+            self._manager.release()
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """See `AdmissionQueue.work`."""

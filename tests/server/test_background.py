@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from contextlib import closing
+from contextlib import closing, suppress
+from types import SimpleNamespace
 from unittest import mock
 
 import openai
 import pytest
 
 from ondevice.server import background
+from ondevice.server.replies import Replies
 from tests.server.served import PATIENCE_S, wait_until
 
 RESPONSES = "/v1/responses"
@@ -249,3 +251,30 @@ def test_a_reply_that_leaves_the_queue_moves_the_others_up(serve_toy, gate):
         kinds = [event for _, event in events(served, f"{RESPONSES}/{third}?stream=true")]
         assert [event["queue_place"] for event in kinds if event["type"] == "response.queued"] == [2, 1]
         assert finished(served, first)["status"] == "incomplete"
+
+
+def test_a_reply_that_is_cancelled_while_it_ends_gives_its_model_back():
+    """The second cancel comes while the generation ends, which can take a forward."""
+    left = []
+    queue = SimpleNamespace(leave=lambda: left.append("queue"))
+    manager = SimpleNamespace(release=lambda: left.append("model"))
+
+    async def cancel_twice():
+        replies = Replies(mock.Mock(), manager, queue, mock.Mock())
+        ended = asyncio.Event()
+
+        async def generate():
+            while not ended.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ended.wait()
+
+        replies._tasks = [asyncio.create_task(generate())]
+        ending = asyncio.create_task(replies.close())
+        await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.sleep(0)
+        ended.set()
+        await asyncio.gather(ending, *replies._tasks, return_exceptions=True)
+
+    asyncio.run(cancel_twice())
+    assert sorted(left) == ["model", "queue"]
