@@ -26,6 +26,8 @@ def candidates(monkeypatch):
         line = shlex.join(["ondevice", *words]).removesuffix("''")
         # it would take the number 9 for a stream of its own, which is pytest's here
         monkeypatch.setattr("argcomplete.CompletionFinder._init_debug_stream", lambda finder: None)
+        # and it flushes the standard error of its import, which may be that of a test that has ended
+        monkeypatch.setattr("argcomplete.io.debug_stream", io.StringIO())
         monkeypatch.setenv("COMP_LINE", line)
         monkeypatch.setenv("COMP_POINT", str(len(line)))
         monkeypatch.setenv("_ARGCOMPLETE", "1")
