@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import closing, suppress
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import openai
@@ -256,8 +257,8 @@ def test_a_reply_that_leaves_the_queue_moves_the_others_up(serve_toy, gate):
 def test_a_reply_that_is_cancelled_while_it_ends_gives_its_model_back():
     """The second cancel comes while the generation ends, which can take a forward."""
     left = []
-    queue = SimpleNamespace(leave=lambda: left.append("queue"))
-    manager = SimpleNamespace(release=lambda: left.append("model"))
+    queue: Any = SimpleNamespace(leave=lambda: left.append("queue"))
+    manager: Any = SimpleNamespace(release=lambda: left.append("model"))
 
     async def cancel_twice():
         replies = Replies(mock.Mock(), manager, queue, mock.Mock())
