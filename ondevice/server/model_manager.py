@@ -162,7 +162,7 @@ class ModelManager:
         self._memory = memory or Memory(None)
         self._idle_s = idle_s
         self._model: Model | None = None
-        self._loading: asyncio.Task[Model] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._users = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._progress = ("loading", 0.0)
@@ -298,15 +298,19 @@ class ModelManager:
 
     def _begin_to_load(self) -> None:
         self._progress = ("loading", 0.0)
-        self._loading = asyncio.create_task(asyncio.to_thread(self._load, self._report))
-        self._loading.add_done_callback(self._keep_loaded)
+        self._loading = asyncio.create_task(self._load_model())
+        self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # those who wait raise it
 
-    def _keep_loaded(self, loading: asyncio.Task[Model]) -> None:
-        self._loading = None
-        if loading.cancelled() or loading.exception() is not None:
+    async def _load_model(self) -> None:
+        """Load the model. When the task is done, so is all that follows a load: a request may arrive at any time."""
+        try:
+            model = await asyncio.to_thread(self._load, self._report)
+        except BaseException:
             self._memory.give_back(self)
-            return
-        self._model = loading.result()
+            raise
+        finally:
+            self._loading = None
+        self._model = model
         self._is_starting = False
         if self._closed:
             self.unload()

@@ -1,5 +1,6 @@
 """Several models in one server: names, aliases, loading on demand, and unloading for another's room."""
 
+import asyncio
 import threading
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.errors import UsageError
 from ondevice.model import CACHE_BYTES
-from ondevice.server.model_manager import Models, ServedModel
+from ondevice.server.model_manager import ModelManager, Models, ServedModel
 from ondevice.server.running import Server, Setup
 from tests.model_made import model_over, write_bundle
 from tests.server.served import running, wait_until
@@ -30,6 +31,24 @@ def three(tmp_path, gate):
         return ServedModel(bundle, load)
 
     return [source(name) for name in ("a", "b", "c")], loaded
+
+
+def test_a_request_that_arrives_at_the_very_end_of_a_load_gets_the_model(tmp_path):
+    bundle = Bundle.open(write_bundle(tmp_path / "a", name="a"))
+    source = ServedModel(bundle, lambda report: model_over(ToyEngine(400), bundle.path))
+
+    async def acquire_at_the_end():
+        manager = ModelManager(source)
+        first = asyncio.create_task(manager.acquire())
+        while manager._loading is None:
+            await asyncio.sleep(0)
+        loading = manager._loading
+        while not loading.done():
+            await asyncio.sleep(0)
+        assert await manager.acquire() is await first  # nothing else ran since the load has ended
+        manager.close()
+
+    asyncio.run(acquire_at_the_end())
 
 
 @pytest.fixture
