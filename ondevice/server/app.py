@@ -41,7 +41,7 @@ from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import ModelManager, Models
 from ondevice.server.page import page_routes
 from ondevice.server.replies import AdmissionQueue, Replies
-from ondevice.server.requests import CompletionRequest, RequestError, RequestFields
+from ondevice.server.requests import CompletionRequest, RequestError, RequestFields, as_request_error
 from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
 
@@ -139,12 +139,8 @@ class Endpoints:
                 return Response(status_code=CLIENT_LEFT)
             if begun.background:
                 return await self._begin_in_background(begun)
-            try:
+            with as_request_error(begun.names):
                 return await deliver(request, begun.replies, begun.writer, begun.stream)
-            except RequestError:
-                raise
-            except Exception as error:
-                raise RequestError.of(error, begun.names) from error
 
         return answer
 
@@ -176,12 +172,8 @@ class Endpoints:
     ) -> Response:
         """The response to a request that generates nothing."""
         async with self._bodies.receive(request) as fields:
-            try:
+            with as_request_error(fields):
                 response = await unless_disconnected(request.receive, answered(fields))
-            except RequestError:
-                raise  # as its own cause, it would stay in memory until the garbage collector runs
-            except Exception as error:
-                raise RequestError.of(error, fields) from error
         return Response(status_code=CLIENT_LEFT) if response is None else response
 
     async def _begin(self, request: Request, read_request: ReadRequest, *, streams: bool) -> Begun | None:
@@ -195,12 +187,8 @@ class Endpoints:
             return Begun(replies, writer, stream, frozenset(fields), asked.background)
 
         async with self._bodies.receive(request) as fields:
-            try:
+            with as_request_error(fields):
                 return await unless_disconnected(request.receive, begin(fields))
-            except RequestError:
-                raise  # as its own cause, it would stay in memory until the garbage collector runs
-            except Exception as error:
-                raise RequestError.of(error, fields) from error
 
     async def _begin_in_background(self, begun: Begun) -> Response:
         assert isinstance(begun.writer, OpenAIResponseWriter)  # the only API with such replies

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -495,3 +496,17 @@ class RequestError(Exception):
         if path.startswith("/api/"):
             return self.ollama()
         return self.anthropic() if path.startswith("/v1/messages") else self.openai()
+
+
+@contextmanager
+def as_request_error(names: Collection[str]) -> Iterator[None]:
+    """Raise any other exception of the block as the `RequestError` that it is to a client, with the request's fields as
+    `names`. One that is a `RequestError` passes: as its own cause, it would stay in memory until the garbage collector
+    runs.
+    """
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError.of(error, names) from error
