@@ -220,15 +220,21 @@ def test_many_replies_at_a_time_leave_connections_free(open_page, serve_toy, gat
         expect(page.locator(".figures")).to_contain_text("tokens")
 
 
+def cut_off(open_page, served, relay, gate, behind):
+    """A page whose connection was cut in the middle of a reply, of which `behind` forwards have passed."""
+    relay.lead_to(served)
+    page = open_page(relay)
+    gate.close(behind=behind)
+    send(page, "abc")
+    expect(page.locator(".body")).to_have_text(WORD)
+    relay.cut()
+    expect(page.locator("#status")).to_have_text(GONE)
+    return page
+
+
 def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate, relay):
     with serve_toy() as served:
-        relay.lead_to(served)
-        page = open_page(relay)
-        gate.close(behind=30)
-        send(page, "abc")
-        expect(page.locator(".body")).to_have_text(WORD)
-        relay.cut()
-        expect(page.locator("#status")).to_have_text(GONE)
+        page = cut_off(open_page, served, relay, gate, behind=30)
         gate.open()
         served.wait_until_idle()
         relay.lead_to(served)
@@ -316,13 +322,7 @@ def hide(page, is_hidden):
 
 def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
     with serve_toy() as served:
-        relay.lead_to(served)
-        page = open_page(relay)
-        gate.close(behind=20)
-        send(page, "abc")
-        expect(page.locator(".body")).to_have_text(WORD)
-        relay.cut()
-        expect(page.locator("#status")).to_have_text(GONE)
+        page = cut_off(open_page, served, relay, gate, behind=20)
         page.click("#stop")
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
