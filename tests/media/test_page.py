@@ -92,15 +92,14 @@ def give(page: Page, way: str, *files: dict[str, Any]) -> None:
     )
 
 
-def loaded(page: Page, selector: str) -> list[list[int]]:
-    """Widths and heights of the shown pictures' pixels, when all are loaded."""
+def expect_pictures(page: Page, selector: str, *sizes: list[int]) -> None:
+    """Wait until exactly these pictures are shown, each loaded: [width, height] in pixels of the file."""
     page.wait_for_function(
-        "(selector) => [...document.querySelectorAll(selector)].every((each) => each.naturalWidth)", arg=selector
+        """([selector, sizes]) => JSON.stringify(
+            [...document.querySelectorAll(selector)].map((each) => [each.naturalWidth, each.naturalHeight])
+        ) === JSON.stringify(sizes)""",
+        arg=[selector, sizes],
     )
-    sizes: list[list[int]] = page.locator(selector).evaluate_all(
-        "(all) => all.map((each) => [each.naturalWidth, each.naturalHeight])"
-    )
-    return sizes
 
 
 def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scripted, chat_model: Model) -> None:
@@ -110,7 +109,7 @@ def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scr
         page.get_by_role("button", name="Attach files").click()
     chooser.value.set_files([file(), file(OTHER, "other.png")])
     expect(page.locator("#attached li")).to_have_count(2)
-    assert loaded(page, "#attached img") == [[80, 60], [50, 90]]
+    expect_pictures(page, "#attached img", [80, 60], [50, 90])
     scripted.says("A fox.<turn|>")
     send(page, "the fox")
     wait_for_end(page)
@@ -121,7 +120,7 @@ def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scr
     length = len(chat_model.encode([{"role": "user", "content": [*shown, {"type": "text", "text": "the fox"}]}]))
     assert length > 120
     for _ in range(2):
-        assert loaded(page, ".user img") == [[80, 60], [50, 90]]
+        expect_pictures(page, ".user img", [80, 60], [50, 90])
         assert page.locator(".user img").first.get_attribute("alt") == "photo.png"
         expect(page.locator(".user .text")).to_have_text("the fox")
         expect(page.locator("#context")).to_have_text(f"{length + len('A fox.') + 1} of 4,096 tokens")
@@ -175,11 +174,11 @@ def test_editing_keeps_pictures_or_removes_them(open_page: Any, scripted: Script
     page.press(".editor textarea", "Enter")
     wait_for_end(page)
     assert sent(bodies[-1]) == ([OTHER], ["second"])
-    assert loaded(page, ".user img") == [[50, 90]]
+    expect_pictures(page, ".user img", [50, 90])
     page.press("#message", "ArrowUp")
     page.get_by_role("button", name="Remove other.png").click()
     page.press(".editor textarea", "Escape")  # takes the removal back
-    assert loaded(page, ".user img") == [[50, 90]]
+    expect_pictures(page, ".user img", [50, 90])
 
 
 def count_files(page: Page) -> int:
@@ -385,7 +384,7 @@ def test_picture_of_the_documentation(
     )
     send(page, "What is in this picture?")
     wait_for_end(page)
-    assert loaded(page, ".user img") == [[640, 400]]
+    expect_pictures(page, ".user img", [640, 400])
     assert page.evaluate("document.documentElement.scrollWidth") == 1000
     folder = ROOT / "docs" / "images" if request.config.getoption("--pictures") else tmp_path
     page.locator("#message").blur()
@@ -417,7 +416,7 @@ def test_an_imported_conversation_has_its_files(open_page: Any, scripted: Script
     other = open_page(scripted.served)
     bodies = bodies_of(other)
     other.set_input_files("#imported", tmp_path / "exported.json")
-    assert loaded(other, ".user img") == [[80, 60]]
+    expect_pictures(other, ".user img", [80, 60])
     assert count_files(other) == 1
     other.click("text=Regenerate")
     expect(other.locator(".reply .versions")).to_contain_text("2 / 2")
