@@ -39,7 +39,7 @@ from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
-from ondevice.engines.simd.kernels.attention.float_cache import score
+from ondevice.engines.simd.kernels.attention.float_cache import lay_queries, score
 from ondevice.engines.simd.kernels.attention.integer_cache import quantize_queries, score_keys
 from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SUMS, Codebook
 from ondevice.engines.simd.kernels.attention.lookup import Tables, look_up, look_up_share, make_tables, workspace_at
@@ -73,10 +73,13 @@ _ONE = np.int64(1)
 
 
 @kernel
-def float_products(query: int, keys: int, count: int, out: int) -> None:
-    """Products of float32[HEADS, SIZE] with fp16[count, HEADS, SIZE]."""
+def float_products(query: int, keys: int, count: int, out: int, scratch: Scratch) -> None:
+    """Products of float32[HEADS, SIZE] with `count` fp16 keys in units."""
+    part = part_bytes(16, SIZE)
     for head in range(HEADS):
-        score(query + 4 * head * SIZE, _ONE, SIZE, keys + 2 * head * SIZE, 2 * HEADS * SIZE, count, out, 4 * count)
+        write_i64(scratch.table + 24, np.int64(query + 4 * head * SIZE))
+        lay_queries(scratch, 1, SIZE)
+        score(scratch.queries, _ONE, SIZE, keys + head * part, count // UNIT, HEADS * part, out, 4 * count)
 
 
 @kernel
@@ -115,10 +118,10 @@ class Layer:
         self.scratch, self.out = AttentionScratch(SIZE, HEADS, 1), np.zeros((HEADS, count), np.float32)
         self.activations = np.zeros(HEADS * SIZE // 32 * ROW_BYTES, np.uint8)
         self.parts: dict[KVCacheType, NDArray[Any]] = {
-            "fp16": np.zeros((2, count), unit_type("fp16", HEADS, SIZE)),
+            "fp16": np.zeros((2, count // UNIT), unit_type("fp16", HEADS, SIZE)),
             "int8": np.zeros((2, count // UNIT), unit_type("int8", HEADS, SIZE)),
         }
-        self.parts["fp16"][:] = rng.standard_normal((2, 1, HEADS, SIZE)).astype(np.float16)
+        self.parts["fp16"][:] = rng.standard_normal((2, 1, HEADS, UNIT * SIZE)).astype(np.float16)
         self.parts["int8"][:] = rng.integers(0, 256, (2, 1, HEADS, UNIT * (SIZE + 4)), np.uint8)
         keys, values = self.parts["int8"]
         keys.reshape(len(keys), HEADS, 2, -1)[..., UNIT // 2 * SIZE :].view(np.float32)[...] = 0.001
@@ -140,7 +143,7 @@ class Layer:
         scratch = scratch_at(self.scratch.address, SIZE)
         work = workspace_at(self.lookup.work, 1, SIZE)
         found: dict[str, Callable[[], object]] = {
-            "float": lambda: float_products(query, fp16, count, out),
+            "float": lambda: float_products(query, fp16, count, out, scratch),
             "int8": lambda: integer_products(query, int8, count, out, scratch),
         }
         for width in WIDTHS:

@@ -38,7 +38,7 @@ def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
     sizes = {"full": 0, "sliding": 0}
     for index in target.kv_layers():
         own = target.layers[index].attention
-        sizes[own.kind] += 2 * unit_type(kind, own.kv_heads, own.head_dim).itemsize // UNITS[kind].positions
+        sizes[own.kind] += 2 * unit_type(kind, own.kv_heads, own.head_dim).itemsize // UNITS.positions
     return sizes["full"], sizes["sliding"]
 
 

@@ -8,17 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.caches import BITS, UNITS, unit_type
+from ondevice.engines.simd.caches import BITS, unit_type
 from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, STEPS
+from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, STEPS, UNIT
 from tests.simd.twins import Floats, Quantized
 
 
 def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
     """Convert the keys and values [2, rows, head_dim] of one head to a cache [2, units]."""
-    positions = UNITS[kind].positions
-    cache = np.zeros((2, -(-x.shape[1] // positions)), unit_type(kind, 1, x.shape[2]))
+    cache = np.zeros((2, -(-x.shape[1] // UNIT)), unit_type(kind, 1, x.shape[2]))
     for part, write in zip(range(2), (to_key, to_value), strict=True):
         for row in range(x.shape[1]):
             used = x[part, row].copy()
@@ -29,7 +28,10 @@ def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
 def numbers_of(cache: npt.NDArray[Any], rows: int) -> Floats:
     """The keys and values in a cache of one head, [2, rows, head_dim]."""
     if cache.dtype == np.float16:
-        return cache[:, :rows, 0].astype(np.float32)
+        units, head_dim = cache.shape[1], cache.shape[3] // UNIT
+        keys = cache[0].reshape(units, head_dim, UNIT).swapaxes(1, 2).reshape(-1, head_dim)
+        values = cache[1].reshape(units, head_dim // 32, UNIT, 32).swapaxes(1, 2).reshape(-1, head_dim)
+        return np.stack([keys, values])[:, :rows].astype(np.float32)
     codes, scales = codes_of(cache)
     return (codes * scales[..., None])[:, :rows].astype(np.float32)
 

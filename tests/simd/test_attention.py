@@ -15,9 +15,10 @@ from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import mix, score
-from ondevice.engines.simd.kernels.attention.float_tile import HEADS
+from ondevice.engines.simd.kernels.attention.float_tile import TILE_PAIRS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
-from ondevice.engines.simd.kernels.contract import PART, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
+from ondevice.engines.simd.kernels.attention.scratch import KVHead
+from ondevice.engines.simd.kernels.contract import PART, SCORE_BYTES, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
 from tests.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
@@ -171,22 +172,27 @@ def test_parts_that_threads_share_are_those_of_a_unit() -> None:
         assert_same(run(query, cache, many, list(range(len(many))), length, 10 * PART), 0, shared, 0)
 
 
+@pytest.mark.parametrize("members", [1, 3, 4, 7, 8, 11, 12])
 @pytest.mark.parametrize("head_dim", [32, 64, 512])
-def test_tiles_equal_their_twins(head_dim: int) -> None:
+def test_tiles_equal_their_twins(head_dim: int, members: int) -> None:
+    members = min(members, TILE_PAIRS)
     rng = np.random.default_rng(head_dim)
-    count = 11
-    query = rng.standard_normal((HEADS, head_dim)).astype(np.float32)
-    cache = cache_of(rng.standard_normal((2, count, head_dim)).astype(np.float32), "fp16")
-    keys, values = cache[:, :, 0]
-    scores = np.zeros((HEADS, count), np.float32)
+    units, columns = 3, -(-members // 4) * 4
+    x = rng.standard_normal((2, units * UNIT, head_dim)).astype(np.float32)
+    query = rng.standard_normal((members, head_dim)).astype(np.float32)
+    cache = cache_of(x, "fp16")
+    keys, values = numbers_of(cache, units * UNIT)
+    laid = np.ascontiguousarray(query[[*range(members), *[members - 1] * (columns - members)]].T)
+    scores = np.zeros((TILE_PAIRS + 3, SCORE_BYTES // 4), np.float32)  # rows as in a scratch
     size = cache.strides[1]
-    score(query.ctypes.data, HEADS, head_dim, keys.ctypes.data, size, count, scores.ctypes.data, 4 * count)
-    np.testing.assert_array_equal(scores, twins.scores(query, keys))
-    mixed = query.copy()
-    mix(
-        scores.ctypes.data, 4 * count, HEADS, values.ctypes.data, size, count, head_dim, mixed.ctypes.data, 4 * head_dim
-    )
-    np.testing.assert_array_equal(mixed, twins.mix(query, scores, values))
+    score(laid.ctypes.data, members, head_dim, cache[0].ctypes.data, units, size, scores.ctypes.data, SCORE_BYTES)
+    np.testing.assert_array_equal(scores[:members, : units * UNIT], twins.scores(query, keys))
+    scores[members:] = np.nan  # read for missing pairs, and of no effect
+    mixed, first, count = query.copy(), UNIT + 5, 20
+    head = KVHead(16, cache[0].ctypes.data, cache[1].ctypes.data, size)
+    mix(scores[:, first:].ctypes.data, members, head, first, count, head_dim, mixed.ctypes.data, mixed.strides[0])
+    some = slice(first, first + count)
+    np.testing.assert_array_equal(mixed, twins.mix(query, scores[:members, some], values[some]))
 
 
 @pairwise(members=[1, 2, 4, 8], head_dim=[32, 64, 512], extreme=[False, True])

@@ -322,7 +322,7 @@ def test_an_interrupt_while_the_memory_of_several_grows(
     engine = SimdEngine(bundles["e2b"], threads=2)
     sessions = [engine.open_session() for _ in range(2)]
     for session in sessions:
-        extend(session, range(40))
+        extend(session, range(20))
     twins = [session.fork() for session in sessions]
     with interrupted_allocations(monkeypatch, place):
         try:
@@ -333,7 +333,7 @@ def test_an_interrupt_while_the_memory_of_several_grows(
         except KeyboardInterrupt:
             pass
     for session, twin in zip(sessions, twins, strict=True):
-        extend(twin, list(session.tokens)[40:])
+        extend(twin, list(session.tokens)[20:])
         session.rewind(session.length)
         if session.length == twin.length:
             assert after(session) == after(twin)
@@ -354,7 +354,7 @@ def test_rows_that_an_interrupt_has_lost(bundle: Bundle, short_memory: None, mon
     with monkeypatch.context() as patch:
         patch.setattr(sliding, "_slide", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            extend(session, range(60))
+            extend(session, range(100))
     with pytest.raises(ValueError, match="lost"):
         run(session, [1], [0])
     with pytest.raises(ValueError, match="lost"):

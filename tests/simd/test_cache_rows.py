@@ -16,7 +16,7 @@ from tests.simd.memory import numbers_of
 
 @pytest.mark.parametrize(("kind", "size"), [("fp16", 2 * 2 * 64), ("int8", 2 * (64 + 4))])
 def test_a_unit_holds_every_head_of_its_positions(kind: KVCacheType, size: int) -> None:
-    assert unit_type(kind, 2, 64).itemsize == size * UNITS[kind].positions
+    assert unit_type(kind, 2, 64).itemsize == size * UNITS.positions
     assert 2 * part_bytes(BITS[kind], 64) == unit_type(kind, 2, 64).itemsize
 
 
@@ -28,7 +28,7 @@ def test_rows_survive_what_happens_to_a_cache(kind: KVCacheType, history: int | 
     heads, head_dim, most = 2, 32, 48
 
     def made() -> KVCache:
-        return KVCache({0: unit_type(kind, heads, head_dim)}, most, history, VIEWS[kind], UNITS[kind])
+        return KVCache({0: unit_type(kind, heads, head_dim)}, most, history, VIEWS, UNITS)
 
     cache, twin = made(), np.zeros((2, heads, 0, head_dim), np.float32)
     size = part_bytes(BITS[kind], head_dim)

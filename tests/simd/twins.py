@@ -124,17 +124,14 @@ def attend(query: Floats, keys: Floats, values: Floats) -> Wide:
 
 
 def scores(query: Floats, keys: npt.NDArray[Any]) -> Floats:
-    """Scores q . k, [heads, n], summed in the kernel's order: 16 sums of every 16th product, then pairwise by halves.
+    """Scores q . k, [heads, n], adding one product after the other.
 
     A product of float32 and fp16 or int8 is exact in float64, so rounding a sum to float32 equals a fused multiply-add.
     """
-    products = query.astype(np.float64)[:, None] * keys.astype(np.float64)[None]
-    sums = np.zeros((len(query), len(keys), 16), np.float32)
-    for start in range(0, query.shape[1], 16):
-        sums = (sums + products[..., start : start + 16]).astype(np.float32)
-    for half in (8, 4, 2, 1):
-        sums = sums[..., :half] + sums[..., half:]
-    return sums[..., 0]
+    sums = np.zeros((len(query), len(keys)), np.float32)
+    for own, other in zip(query.T.astype(np.float64), keys.T.astype(np.float64), strict=True):
+        sums = (own[:, None] * other + sums).astype(np.float32)
+    return sums
 
 
 def mix(start: Floats, weights: Floats, values: npt.NDArray[Any]) -> Floats:

@@ -1,7 +1,7 @@
 """The formats of cached keys and values (fp16, int8), and the key index of lookup attention.
 
-An fp16 cache holds rows of numbers. An int8 cache holds units of 32 positions, whose layout is described in
-`kernels.attention.integer_tile`. With lookup attention (`LookupSettings`), a session also keeps 4-bit codes of its keys
+A cache holds units of 32 positions, whose layouts are described in `kernels.attention.float_tile` and `integer_tile`.
+With lookup attention (`LookupSettings`), a session also keeps 4-bit codes of its keys
 (`KeyIndex`), by which kernels find the positions that matter.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
+from ondevice.engines.kv_cache import KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.contract import CENTROIDS, SPAN, TILE, UNIT, encode, learn, move_keys, move_values
 
@@ -22,8 +22,8 @@ BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""
 
 
-class IntegerUnits(Units):
-    """The units of an int8 cache: see `kernels.attention.integer_tile`."""
+class KernelUnits(Units):
+    """The units of a cache of either format."""
 
     positions = UNIT
 
@@ -33,25 +33,24 @@ class IntegerUnits(Units):
         if min(first, source.min()) < 0 or max(first + len(source), source.max() + 1) > len(keys) * UNIT:
             raise ValueError("the rows are not within the cache")
         kv_heads, size = keys.shape[1:]
+        bits, head_dim = (16, size // UNIT) if keys.dtype == np.float16 else (8, size // UNIT - 4)
         places = np.ascontiguousarray(source, np.int64)
-        shape = (kv_heads, size // UNIT - 4)
-        move_keys(keys.ctypes.data, places, first, *shape)
-        move_values(values.ctypes.data, places, first, *shape)
+        move_keys(bits, keys.ctypes.data, places, first, kv_heads, head_dim)
+        move_values(bits, values.ctypes.data, places, first, kv_heads, head_dim)
 
 
-UNITS: dict[KVCacheType, Units] = {"fp16": SINGLE, "int8": IntegerUnits()}
-VIEWS: dict[KVCacheType, Views] = {"fp16": Views(), "int8": Views(align=UNIT, step=UNIT)}
-"""An int8 cache is read in whole units; a row of an fp16 cache is addressed alone."""
+UNITS = KernelUnits()
+VIEWS = Views(align=UNIT, step=UNIT)
 
 
 def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
-    """The dtype of a unit: the fp16 numbers of one position, or the codes and float32 scales of UNIT positions.
+    """The dtype of a unit of UNIT positions: fp16 numbers, or codes of 8 bits and float32 scales.
 
     int8 has one scale per position and KV head, which stays out of the sums over the head's numbers. Keys and values
     are normed, so that a scale per block of 32 numbers would make the error only 1.2 times smaller.
     """
     if kind == "fp16":
-        return np.dtype((np.float16, (kv_heads, head_dim)))
+        return np.dtype((np.float16, (kv_heads, UNIT * head_dim)))
     return np.dtype((np.uint8, (kv_heads, UNIT * (head_dim + 4))))
 
 
@@ -65,10 +64,11 @@ def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
     Returns:
         float32[stop - start, kv_heads, head_dim]
     """
-    if keys.dtype == np.float16:
-        return keys[start:stop].astype(np.float32)
     units = keys[start // UNIT : -(-stop // UNIT)]
     count, kv_heads, size = units.shape
+    if keys.dtype == np.float16:
+        lines = units.reshape(count, kv_heads, size // UNIT, UNIT).transpose(0, 3, 1, 2)
+        return lines.reshape(count * UNIT, kv_heads, size // UNIT)[: stop - start].astype(np.float32, order="C")
     tiles = units.reshape(count, kv_heads, 2, size // 2)
     dims = size // UNIT - 4
     codes = tiles[..., : -4 * TILE].reshape(count, kv_heads, 2, dims // 4, TILE, 4)

@@ -113,8 +113,8 @@ class SimdEngine:
             self.target,
             lambda own: unit_type(kind, own.kv_heads, own.head_dim),
             self.most_rows,
-            VIEWS[kind],
-            UNITS[kind],
+            VIEWS,
+            UNITS,
         )
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter

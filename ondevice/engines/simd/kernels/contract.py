@@ -59,13 +59,13 @@ def pack_scales(scales: int, rows: int, blocks: int, out: int, stride: int, scra
     """Write the scales or minimums of a tile, as fp16[blocks, 16]."""
 
 
-@entry("forward", "i64 i64[] i64 i64 i64", f"{_HERE}.attention.integer_tile")
-def move_keys(cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
-    """Copy row `source[i]` of an int8 cache of keys to row `first + i`."""
+@entry("forward", "i64 i64 i64[] i64 i64 i64", f"{_HERE}.attention.query_key_value")
+def move_keys(bits: int, cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `source[i]` of a cache of keys, of 16 or 8 bits, to row `first + i`."""
 
 
-@entry("forward", "i64 i64[] i64 i64 i64", f"{_HERE}.attention.integer_tile")
-def move_values(cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
+@entry("forward", "i64 i64 i64[] i64 i64 i64", f"{_HERE}.attention.query_key_value")
+def move_values(bits: int, cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
     """`move_keys` for a cache of values."""
 
 
@@ -703,9 +703,11 @@ FLOATS_FORM = FLOATS << FORM_SHIFT
 LINE = 64
 """Bytes of a cache line."""
 UNIT = 32
-"""Positions of a unit. The weights of a unit's values share a scale."""
-MAX_TILE_PAIRS = 8
+"""Positions of a unit of a cache. In an int8 cache, the weights of a unit's values share a scale."""
+MAX_TILE_PAIRS = 12
 """Most pairs of row and head in one product."""
+_TILE_ROWS = MAX_TILE_PAIRS + 3
+"""Rows of scores of a tile: products of an fp16 cache read weights of up to three pairs more than there are."""
 PART = 1024
 """Positions of a part. At a head_dim of 512 that is 1 MB of keys and values in int8, and 2 KB of state for each
 pair."""
@@ -733,10 +735,11 @@ class Scratch(NamedTuple):
     """Working memory of a thread, as addresses of its parts. `tile` is the number of pairs in a tile of an int8 cache.
 
     table : int64[MAX_PAIRS, PAIR_WORDS], what each pair sees
+    queries : float32[MAX_PAIRS, head_dim], queries of an fp16 cache, tile by tile: see `float_cache.lay_queries`
     codes : int8[MAX_PAIRS, head_dim], quantised queries, tile by tile: see `integer_tile.score_tile`
     starts : int32[MAX_PAIRS], start values of the queries' integer sums
     query_scales : float32[MAX_PAIRS]
-    scores : MAX_TILE_PAIRS times SCORE_BYTES, float32[SCORE_BLOCK] per pair of a tile
+    scores : _TILE_ROWS times SCORE_BYTES, float32[SCORE_BLOCK] per pair of a tile
     weights : int8[SCORE_BLOCK / UNIT][tile][UNIT], quantised weights
     weight_starts : int32[SCORE_BLOCK / UNIT][tile], start values of the weights' integer sums
     weight_scales : float32[SCORE_BLOCK / UNIT][tile]
@@ -749,6 +752,7 @@ class Scratch(NamedTuple):
     """
 
     table: int
+    queries: int
     codes: int
     starts: int
     query_scales: int
@@ -767,11 +771,12 @@ class Scratch(NamedTuple):
 def scratch_at(address: int, head_dim: int) -> Scratch:
     """The parts of a thread's working memory. With address 0, `end` is the size that it needs, in bytes."""
     table = address
-    codes = table + 8 * PAIR_WORDS * MAX_PAIRS
+    queries = table + 8 * PAIR_WORDS * MAX_PAIRS
+    codes = queries + 4 * MAX_PAIRS * head_dim
     starts = codes + MAX_PAIRS * head_dim
     query_scales = starts + 4 * MAX_PAIRS
     scores = query_scales + 4 * MAX_PAIRS
-    weights = scores + MAX_TILE_PAIRS * SCORE_BYTES
+    weights = scores + _TILE_ROWS * SCORE_BYTES
     weight_starts = weights + MAX_TILE_PAIRS * SCORE_BLOCK
     weight_scales = weight_starts + 4 * MAX_TILE_PAIRS * (SCORE_BLOCK // UNIT)
     tail_scores = weight_scales + 4 * MAX_TILE_PAIRS * (SCORE_BLOCK // UNIT)
@@ -781,8 +786,8 @@ def scratch_at(address: int, head_dim: int) -> Scratch:
     whole = part + MAX_PAIRS * (4 * head_dim + _STATE_BYTES)
     end = whole + MAX_PAIRS * (4 * head_dim + _STATE_BYTES)
     return Scratch(
-        table, codes, starts, query_scales, scores, weights, weight_starts, weight_scales, tail_scores, tail_weights,
-        tail_scales, part, whole, end,
+        table, queries, codes, starts, query_scales, scores, weights, weight_starts, weight_scales, tail_scores,
+        tail_weights, tail_scales, part, whole, end,
     )  # fmt: skip
 
 

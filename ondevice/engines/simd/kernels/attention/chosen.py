@@ -16,11 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.exact import Output, attend_all, begin_unit, parts_of, write_out
-from ondevice.engines.simd.kernels.attention.float_cache import attend_heads, mix
+from ondevice.engines.simd.kernels.attention.exact import (
+    Output,
+    attend_all,
+    attend_block,
+    begin_unit,
+    parts_of,
+    tile_size,
+    write_out,
+)
+from ondevice.engines.simd.kernels.attention.float_cache import mix_range
 from ondevice.engines.simd.kernels.attention.float_cache import weigh as weigh_floats
-from ondevice.engines.simd.kernels.attention.float_tile import HEADS
-from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, mix_values, tile_size, weigh
+from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, weigh
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS, Codebook
 from ondevice.engines.simd.kernels.attention.lookup import (
     FIRST,
@@ -33,6 +40,7 @@ from ondevice.engines.simd.kernels.attention.lookup import (
 )
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import (
+    NOWHERE,
     KVHead,
     Pairs,
     Queries,
@@ -41,7 +49,6 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     read_sequence,
     row_range,
     score_row,
-    score_stride,
     scratch_at,
     see,
     sequence_of,
@@ -105,15 +112,7 @@ def attend_range(
     """Add positions begin..end - 1, all of which the pairs of one row see, to their states, with exact scores."""
     see(scratch.table, pairs.size, begin, end)
     for block in range(begin // SCORE_BLOCK * SCORE_BLOCK, end, SCORE_BLOCK):
-        pair = np.int64(0)
-        while pair < pairs.size:
-            if head.bits == 8:
-                size = tile_size(pairs.size - pair)
-                attend_tile(scratch, states, pairs.sequence, head, head_dim, pair, size, block)
-            else:
-                size = min(pairs.size - pair, HEADS)
-                attend_heads(scratch, states, pairs.sequence, head, head_dim, pair, size, block)
-            pair += size
+        attend_block(pairs, head, head_dim, scratch, states, block)
 
 
 @kernel
@@ -167,9 +166,6 @@ def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claim
         unit = claim(claims, _ONE_UNIT)
 
 
-_NOWHERE = np.int64(1 << 62)
-
-
 @kernel
 def score_span(tables: Tables, codes: Codes, span: int, first: int, members: int, sums: int) -> None:
     """The scores of a span's keys for some heads, in the order of `look_up_tile`, float32[members * UNIT, 16]."""
@@ -206,7 +202,7 @@ def order_scores(tables: Tables, scratch: Scratch, first: int, members: int, sum
 @kernel
 def members_of(head: KVHead, pairs: int) -> Any:
     """The number of pairs that are scored together."""
-    return min(tile_size(pairs) if head.bits == 8 else min(pairs, HEADS), SUMS)
+    return min(tile_size(head.bits, pairs), SUMS)
 
 
 @kernel
@@ -218,18 +214,17 @@ def add_values(
     out = states.address + first * states.stride
     if head.bits == 8:
         for member in range(members):
-            weigh(scratch, states, pairs.sequence, head, head_dim, first, member, members, _NOWHERE, begin, end)
+            weigh(scratch, states, pairs.sequence, head, head_dim, first, member, members, NOWHERE, begin, end)
         values = head.values + (begin - pairs.sequence.base) // UNIT * head.stride
         mix_values(
             members, values, head.stride, scratch.weights, scratch.weight_starts, scratch.weight_scales,
             (end - begin) // UNIT, 1, head_dim, out, states.stride,
         )  # fmt: skip
         return
-    skipped = 4 * (begin % SCORE_BLOCK)
+    low, high = begin % SCORE_BLOCK, begin % SCORE_BLOCK + end - begin
     for member in range(members):
-        weigh_floats(score_row(scratch, member) + skipped, states, first + member, head_dim, end - begin)
-    weights, values = score_row(scratch, 0) + skipped, head.values + (begin - pairs.sequence.base) * head.stride
-    mix(weights, score_stride(), members, values, head.stride, end - begin, head_dim, out, states.stride)
+        weigh_floats(score_row(scratch, member), states, first + member, head_dim, low, high)
+    mix_range(scratch, states, head, head_dim, pairs.sequence.base, first, np.int64(0), members, begin, end)
 
 
 @kernel

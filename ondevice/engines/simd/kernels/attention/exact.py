@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import write_input
-from ondevice.engines.simd.kernels.attention.float_cache import attend_heads
-from ondevice.engines.simd.kernels.attention.float_tile import HEADS
-from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, quantize_queries, tile_size
+from ondevice.engines.simd.kernels.attention import float_cache, integer_cache
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import (
     KVHead,
@@ -107,13 +105,22 @@ def parts_of(state: np.ndarray, pairs: Pairs) -> Any:
 
 
 @kernel
-def share_of_pairs(total: int, threads: int) -> Any:
-    """The number of pairs in a unit of work.
+def share_of_pairs(bits: int, total: int, threads: int) -> Any:
+    """The number of pairs in a unit of work: whole tiles, or a part of one if there are few pairs.
 
+    bits : bits of a cached number
     total : number of pairs, each counted once per part
     """
-    share = total // threads
-    return min(MAX_PAIRS, share // MAX_TILE_PAIRS * MAX_TILE_PAIRS) if share >= MAX_TILE_PAIRS else HEADS
+    share, tile = total // threads, tile_size(bits, np.int64(MAX_TILE_PAIRS))
+    if share >= tile:
+        return min(MAX_PAIRS, share) // tile * tile
+    return max(4, share // 4 * 4)
+
+
+@kernel
+def tile_size(bits: int, pairs: int) -> Any:
+    """The number of pairs in the next tile of some pairs."""
+    return integer_cache.tile_size(pairs) if bits == 8 else float_cache.tile_size(pairs)
 
 
 @kernel
@@ -134,10 +141,25 @@ def write_out(pairs: Pairs, head_dim: int, states: States, output: Output) -> No
 
 @kernel
 def begin_unit(state: np.ndarray, pairs: Pairs, queries: Queries, head: KVHead, scratch: Scratch) -> None:
-    """Prepare a unit of work: the table of its pairs, and for an int8 cache their quantised queries."""
+    """Prepare a unit of work: the table of its pairs, and their queries as the cache needs them."""
     write_table(state, pairs, queries, scratch.table)
     if head.bits == 8:
-        quantize_queries(scratch, pairs.size, queries.head_dim)
+        integer_cache.quantize_queries(scratch, pairs.size, queries.head_dim)
+    else:
+        float_cache.lay_queries(scratch, pairs.size, queries.head_dim)
+
+
+@kernel
+def attend_block(pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, states: States, block: int) -> None:
+    """Add the positions of a block that some pairs see to their states, tile by tile."""
+    first = np.int64(0)
+    while first < pairs.size:
+        size = tile_size(head.bits, pairs.size - first)
+        if head.bits == 8:
+            integer_cache.attend_tile(scratch, states, pairs.sequence, head, head_dim, first, size, block)
+        else:
+            float_cache.attend_tile(scratch, states, pairs, head, head_dim, first, size, block)
+        first += size
 
 
 @kernel
@@ -176,16 +198,7 @@ def attend_unit(
         clear(own, pairs.size, head_dim)
         begin, end = max(low, part * PART), min(high, (part + 1) * PART)
         for block in range(begin // SCORE_BLOCK * SCORE_BLOCK, end, SCORE_BLOCK):
-            pair = np.int64(0)
-            while pair < pairs.size:
-                left = pairs.size - pair
-                if head.bits == 8:
-                    size = tile_size(left)
-                    attend_tile(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
-                else:
-                    size = min(left, HEADS, pairs.group - (pairs.first + pair) % pairs.group)
-                    attend_heads(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
-                pair += size
+            attend_block(pairs, head, head_dim, scratch, own, block)
         if number < 0:
             fold_all(whole, own, pairs.size, head_dim)
     if number >= 0:
@@ -226,7 +239,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
         sequence = read_sequence(record, kind)
         pairs = Pairs(sequence, kind, row_set, first_row, group, 0, count * group)
         total += kv_heads * count * group * (parts_of(state, pairs)[1] if split and count else 1)
-    together = share_of_pairs(total, threads)
+    together = share_of_pairs(bits, total, threads)
     unit, before = claim(claims, _ONE_UNIT), np.int64(0)
     for index in range(state[SEQUENCE_COUNT]):
         record = read_i64(state[SEQUENCES] + 8 * index)

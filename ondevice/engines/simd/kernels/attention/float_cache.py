@@ -1,6 +1,12 @@
-"""Attention over an fp16 cache, in float32: up to HEADS query heads of one row over a block of positions.
+"""Attention over an fp16 cache, in float32: a tile of up to TILE_PAIRS pairs over a block of positions.
 
-Values are added one after the other in the order of positions. In a tree, rows of other branches may lie between them.
+Values are added one after the other in the order of positions. The pairs of a tile share the positions that all of them
+see; before and after these, pairs of one row go together. A weight of 0 in place of that would add a NaN to rows that
+do not see its position.
+
+In a tree, a row's ancestors lie among other pending rows of the cache, and yet the row must give the same bits as after
+they were committed. So all pending keys (the tail) are scored where they lie, and then the scores are put in the order
+of the row's path; their values are added one by one.
 """
 
 from __future__ import annotations
@@ -9,57 +15,126 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.float_tile import WIDE, mix_tile, score_tile
+from ondevice.engines.simd.kernels.attention.float_tile import (
+    LINE_BYTES,
+    TILE_PAIRS,
+    WIDE,
+    lay_four,
+    mix_tile,
+    score_tile,
+    value_line,
+)
 from ondevice.engines.simd.kernels.attention.scratch import (
+    NOWHERE,
     KVHead,
-    Sequence,
+    Pairs,
     States,
     cache_row,
+    order_tail,
     query_of,
     raise_peak,
     score_row,
     score_stride,
     seen,
+    seen_by_any,
+    weight_of,
 )
-from ondevice.engines.simd.kernels.contract import SCORE_BLOCK, Scratch
+from ondevice.engines.simd.kernels.contract import LANES, SCORE_BLOCK, TAIL, UNIT, Scratch
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_f32
-from ondevice.engines.simd.kernels.isa.vector import exp, full, load, max_lanes, maximum, store, sum_lanes, within
+from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, maximum, store, sum_lanes, within
 from ondevice.native.functions import kernel
 
 _ZERO, _LOWEST = np.float32(0.0), np.float32(-1e30)
 
 
 @kernel
-def score(query: int, heads: int, head_dim: int, key: int, stride: int, count: int, out: int, out_stride: int) -> None:
-    """Scores of up to HEADS queries with `count` keys, `stride` bytes apart: see `score_tile`."""
-    tiled = count - count % WIDE
-    for j in range(0, tiled, WIDE):
-        score_tile(WIDE, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
-    for j in range(tiled, count):
-        score_tile(1, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+def tile_size(pairs: int) -> Any:
+    """The number of pairs in the next tile of some pairs."""
+    return min(np.int64(TILE_PAIRS), pairs)
 
 
 @kernel
-def mix(
-    weight: int, weight_stride: int, heads: int, value: int, stride: int, count: int, head_dim: int, out: int, line: int
+def computed(members: int) -> Any:
+    """The number of pairs that are computed for a tile of `members`: a multiple of 4, as there is code for these."""
+    return (members + 3) // 4 * 4
+
+
+@kernel
+def lay_queries(scratch: Scratch, count: int, head_dim: int) -> None:
+    """Lay the queries of `count` pairs tile by tile, float32[head_dim, computed(members)]; the last one fills up."""
+    first = 0
+    while first < count:
+        members = tile_size(count - first)
+        columns = computed(members)
+        for four in range(0, columns, 4):
+            a, b, c, d = (
+                query_of(scratch.table, first + min(four, members - 1)),
+                query_of(scratch.table, first + min(four + 1, members - 1)),
+                query_of(scratch.table, first + min(four + 2, members - 1)),
+                query_of(scratch.table, first + min(four + 3, members - 1)),
+            )
+            to = scratch.queries + 4 * (first * head_dim + four)
+            for i in range(0, head_dim, LANES):
+                lay_four(a + 4 * i, b + 4 * i, c + 4 * i, d + 4 * i, to + 4 * columns * i, 4 * columns)
+        first += members
+
+
+@kernel
+def score(
+    queries: int, members: int, head_dim: int, keys: int, units: int, stride: int, out: int, out_stride: int
 ) -> None:
-    """Add `count` values, `stride` bytes apart, times their weights in up to HEADS heads: see `mix_tile`."""
-    tiled = head_dim - head_dim % (16 * WIDE)
-    for i in range(0, tiled, 16 * WIDE):
-        mix_tile(WIDE, weight, weight_stride, heads, value + 2 * i, stride, count, out + 4 * i, line)
-    for i in range(tiled, head_dim, 16):
-        mix_tile(1, weight, weight_stride, heads, value + 2 * i, stride, count, out + 4 * i, line)
+    """Scores of a tile of queries with the keys of some units.
+
+    Args:
+        queries: address of the tile's queries: see `lay_queries`.
+        members: number of pairs of the tile.
+        head_dim: numbers of a head.
+        keys: address of the first unit.
+        units: number of units.
+        stride: bytes from a unit to the next.
+        out: address of float32[computed(members), UNIT * units].
+        out_stride: bytes from a row of `out` to the next.
+    """
+    columns = computed(members)
+    for unit in range(units):
+        for part in range(0, LINE_BYTES, 2 * LANES * WIDE):
+            at, to = keys + unit * stride + part, out + 4 * UNIT * unit + 2 * part
+            score_tile(columns, at, stride, queries, head_dim, to, out_stride)
 
 
 @kernel
-def weigh(scores: int, states: States, pair: int, head_dim: int, count: int) -> None:
-    """Turn `count` scores of a pair into weights, in place, and add their sum to the pair's state."""
+def mix(weights: int, members: int, head: KVHead, row: int, count: int, head_dim: int, out: int, stride: int) -> None:
+    """Add `count` values of one unit times their weights to the sums of some pairs.
+
+    Args:
+        weights: address of the first pair's weights; `score_stride()` bytes to the next pair's. Of up to three pairs
+            after the last one, weights are read too.
+        members: number of pairs, 1..TILE_PAIRS.
+        head: the KV head.
+        row: the first value's row in the cache.
+        count: number of values, at least 1.
+        head_dim: numbers of a head.
+        out: address of the first pair's float32[head_dim].
+        stride: bytes to the next pair's.
+    """
+    values = value_line(head.values, row, head.stride)
+    columns = computed(members)
+    for first in range(0, head_dim, UNIT):
+        for part in range(0, LINE_BYTES, 2 * LANES * WIDE):
+            at, to = values + LINE_BYTES * first + part, out + 4 * first + 2 * part
+            mix_tile(columns, members, weights, at, head.stride, count, to, stride)
+
+
+@kernel
+def weigh(scores: int, states: States, pair: int, head_dim: int, begin: int, end: int) -> None:
+    """Turn the scores begin..end - 1 of a pair into weights, in place, and add their sum to the pair's state."""
+    first = begin // LANES * LANES
     largest, total = full(_LOWEST), full(_ZERO)
-    for i in range(0, count, 16):
-        largest = maximum(largest, within(load(scores + 4 * i), 0, count - i, _LOWEST))
+    for i in range(first, end, LANES):
+        largest = maximum(largest, within(load(scores + 4 * i), begin - i, end - i, _LOWEST))
     peak = full(raise_peak(states, pair, head_dim, max_lanes(largest)))
-    for i in range(0, count, 16):
-        weight = within(exp(load(scores + 4 * i) - peak), 0, count - i, _ZERO)
+    for i in range(first, end, LANES):
+        weight = within(weight_of(load(scores + 4 * i) - peak), begin - i, end - i, _ZERO)
         store(scores + 4 * i, weight)
         total = total + weight
     at = states.address + pair * states.stride + 4 * head_dim + 4
@@ -67,35 +142,91 @@ def weigh(scores: int, states: States, pair: int, head_dim: int, count: int) -> 
 
 
 @kernel
-def neighbours(sequence: Sequence, position: int, end: int) -> Any:
-    """The number of positions from `position` on, up to `end`, that are consecutive in the cache for every row."""
-    if sequence.paths:
-        end = min(end, max(sequence.length, position + 1))
-    return end - position
+def mix_range(
+    scratch: Scratch, states: States, head: KVHead, head_dim: int, base: int, first: int, member: int, members: int,
+    begin: int, end: int,
+) -> None:  # fmt: skip
+    """Add the values of positions begin..end - 1 of a block, which lie in their order, to the states of some pairs.
+
+    Args:
+        base: the position of the cache's first row.
+        first: the first pair of the tile.
+        member, members: the first pair in the tile, and the number of pairs.
+    """
+    weights, out = score_row(scratch, member), states.address + (first + member) * states.stride
+    while begin < end:
+        stop = min(end, (begin // UNIT + 1) * UNIT)
+        at = weights + 4 * (begin % SCORE_BLOCK)
+        mix(at, members, head, begin - base, stop - begin, head_dim, out, states.stride)
+        begin = stop
 
 
 @kernel
-def attend_heads(
-    scratch: Scratch, states: States, sequence: Sequence, head: KVHead, head_dim: int, pair: int, heads: int, block: int
+def mix_tail(
+    scratch: Scratch, states: States, pairs: Pairs, head: KVHead, head_dim: int, first: int, member: int, members: int,
+    begin: int, end: int,
+) -> None:  # fmt: skip
+    """`mix_range` for pairs of one row and positions whose values lie anywhere among the pending rows."""
+    weights, out = score_row(scratch, member), states.address + (first + member) * states.stride
+    for position in range(begin, end):
+        row = cache_row(pairs.sequence, scratch.table, first + member, position)
+        at = weights + 4 * (position % SCORE_BLOCK)
+        mix(at, members, head, row, np.int64(1), head_dim, out, states.stride)
+
+
+@kernel
+def attend_tile(
+    scratch: Scratch, states: States, pairs: Pairs, head: KVHead, head_dim: int, first: int, members: int, block: int
 ) -> None:
-    """Add the positions of a block that some neighbouring pairs of one row see to their states."""
-    begin, end = seen(scratch.table, pair)
+    """Add the positions of a block that the tile of pairs beginning with `first` sees to their states."""
+    sequence = pairs.sequence
+    begin, end = seen_by_any(scratch.table, first, members)
     begin, end = max(begin, block), min(end, block + SCORE_BLOCK)
     if begin >= end:
         return
-    scores, query = score_row(scratch, 0), query_of(scratch.table, pair)
-    at = begin
-    while at < end:
-        count = neighbours(sequence, at, end)
-        key = head.keys + cache_row(sequence, scratch.table, pair, at) * head.stride
-        score(query, heads, head_dim, key, head.stride, count, scores + 4 * (at - begin), score_stride())
-        at += count
-    for i in range(heads):
-        weigh(score_row(scratch, i), states, pair + i, head_dim, end - begin)
-    at, out = begin, states.address + pair * states.stride
-    while at < end:
-        count = neighbours(sequence, at, end)
-        value = head.values + cache_row(sequence, scratch.table, pair, at) * head.stride
-        weight = scores + 4 * (at - begin)
-        mix(weight, score_stride(), heads, value, head.stride, count, head_dim, out, states.stride)
-        at += count
+    tail = sequence.length // UNIT * UNIT if sequence.paths else NOWHERE
+    queries, unit = scratch.queries + 4 * first * head_dim, begin // UNIT * UNIT
+    body = min(end, max(unit, tail))
+    if unit < body:
+        keys, units = head.keys + (unit - sequence.base) // UNIT * head.stride, (body - unit + UNIT - 1) // UNIT
+        out = score_row(scratch, 0) + 4 * (unit - block)
+        score(queries, members, head_dim, keys, units, head.stride, out, score_stride())
+    if body < end:
+        keys = head.keys + (tail - sequence.base) // UNIT * head.stride
+        units = (sequence.length + sequence.rows - tail + UNIT - 1) // UNIT
+        score(queries, members, head_dim, keys, units, head.stride, scratch.tail_scores, np.int64(4 * TAIL))
+    low, high = begin, end
+    for member in range(members):
+        own_low, own_high = seen(scratch.table, first + member)
+        own_low, own_high = max(own_low, begin), min(own_high, end)
+        if body < end:
+            order_tail(scratch, sequence, first + member, member, tail, max(own_low, body), own_high)
+        if own_low < own_high:
+            weigh(score_row(scratch, member), states, first + member, head_dim, own_low - block, own_high - block)
+        low, high = min(max(low, own_low), end), min(high, own_high)
+    high = max(low, min(high, body))  # all pairs see positions low..high - 1, and their values lie in order
+    mix_rows(scratch, states, pairs, head, head_dim, first, members, begin, low, body)
+    mix_range(scratch, states, head, head_dim, sequence.base, first, np.int64(0), members, low, high)
+    mix_rows(scratch, states, pairs, head, head_dim, first, members, high, end, body)
+
+
+@kernel
+def mix_rows(
+    scratch: Scratch, states: States, pairs: Pairs, head: KVHead, head_dim: int, first: int, members: int, begin: int,
+    end: int, body: int,
+) -> None:  # fmt: skip
+    """Add those of positions begin..end - 1 that a row sees to the states of its pairs, row by row.
+
+    body : the position from which on values lie in the order of a row's path
+    """
+    if begin >= end:
+        return
+    member = np.int64(0)
+    while member < members:
+        count = min(members - member, pairs.group - (pairs.first + first + member) % pairs.group)
+        low, high = seen(scratch.table, first + member)
+        low, high = max(low, begin), min(high, end)
+        own = min(max(low, body), high)
+        mix_range(scratch, states, head, head_dim, pairs.sequence.base, first, member, count, low, own)
+        mix_tail(scratch, states, pairs, head, head_dim, first, member, count, own, high)
+        member += count

@@ -1,195 +1,250 @@
-"""The two products of attention over an fp16 cache: queries with keys, and weights with values, of four heads at a
-time.
+"""The layout of an fp16 cache, and its two products in float32: queries with keys, and weights with values.
+
+A unit of the cache holds UNIT positions of a KV head, from a multiple of UNIT on, in 2 * UNIT * head_dim bytes:
+
+    keys     fp16[head_dim][32 keys]
+    values   fp16[head_dim / 32][32 positions][32 numbers]
+
+So both products read memory line by line, and a score is one lane's sum. When a key was a row, a score had 16 sums;
+adding them up, and a tile that only the heads of one row could share, made a verification of 5 rows after 1,500 tokens
+take 1.5 times as long (SmolLM2-135M, two cores of a Xeon with AVX-512).
 
 A tile is as large as the registers allow, so that what is loaded and widened to float32 is used by several FMAs. Its
-size changes no bit: a score is 16 sums over the numbers of a head, then their sum in one order; an output number adds
-value after value.
+size changes no bit: a score adds the products of a head's numbers in their order, an output number adds value after
+value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import LANES, instruction_set
+from ondevice.engines.simd.kernels.contract import LANES, SCORE_BYTES, UNIT, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
-from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
+from ondevice.engines.simd.kernels.isa.jit import emits
+from ondevice.engines.simd.kernels.isa.memory import read_i16, read_i64, write_i16, write_i64
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
-    I8,
     I16,
     I32,
     I64,
-    POINTER,
     VF32,
     constant,
     fused,
+    load,
+    pointer_to,
     prefetch,
     read,
     splat,
+    store_half,
     widen_half,
 )
+from ondevice.native.functions import kernel
 
-HEADS = 4
-"""Query heads of a tile."""
-WIDE = 4 if instruction_set().lanes == LANES else 1
-"""Keys of a tile of scores, and vectors of 16 numbers of a tile of values. With four heads these are 16 sums, half of
-the registers of AVX-512; other instruction sets have registers for four sums."""
-AHEAD = 16
-"""Distance in rows from the keys or values that are read to those that are prefetched. Without the prefetch, a
-verification of 8 rows after 8,192 tokens takes 1.7 times as long, because a new page begins every four keys (AMD Zen
-4)."""
+_WIDE_REGISTERS = instruction_set().lanes == LANES
+TILE_PAIRS = 12 if _WIDE_REGISTERS else 4
+"""Most pairs of row and head in a tile. With two vectors of 16 numbers these are 24 sums, of the 32 registers of
+AVX-512; other instruction sets have registers for four pairs and one vector. Smaller tiles have a multiple of 4."""
+WIDE = 2 if _WIDE_REGISTERS else 1
+"""Vectors of 16 keys of a tile of scores, and of 16 numbers of a tile of values."""
+LINE_BYTES = 2 * UNIT
+"""Bytes of a line: a number of 32 keys, or 32 numbers of a value."""
 
 
-@emits(types.void, LITERAL, *[types.int64] * 7)
+@emits(types.void, *[types.int64] * 7)
 def score_tile(
-    builder: Any,
-    keys: int,
-    query: Any,
-    heads: Any,
-    head_dim: Any,
-    key: Any,
-    stride: Any,
-    out: Any,
-    out_stride: Any,
+    builder: Any, pairs: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out: Any, stride: Any
 ) -> None:
-    """out[h, j] = q[h] . k[j] for HEADS heads.
+    """out[i, j] = q[i] . k[j] for 16 * WIDE keys.
 
     Args:
-        keys: number of keys of the tile, 1 or 4.
-        query: address of float32[heads, head_dim]; missing heads repeat the last one.
-        heads: 1..HEADS.
+        pairs: number of queries, a multiple of 4 up to TILE_PAIRS.
+        keys: address of the keys in their unit.
+        ahead: distance in bytes to the keys that are prefetched.
+        queries: address of float32[head_dim, pairs].
         head_dim: a multiple of 32.
-        key: address of the first key, fp16.
-        stride: bytes to the next key.
-        out: address of the first head's float32[keys].
-        out_stride: bytes to the next head's.
+        out: address of float32[pairs, 16 * WIDE].
+        stride: bytes from a row of `out` to the next.
     """
-    width = builder.mul(head_dim, I64(4))
-    queries = [builder.add(query, builder.mul(number, width)) for number in _numbers_of(builder, heads)]
-    rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(keys)]
-    following = builder.mul(stride, I64(AHEAD))
+    _for_size(builder, pairs, partial(_score, builder, keys, ahead, queries, head_dim, out, stride))
+
+
+def _score(builder: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out: Any, stride: Any, pairs: int) -> None:
+    line_ahead = builder.add(keys, ahead)
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        """Add the products of 32 numbers of a head, one cache line of each key."""
-        for row in rows:
-            prefetch(builder, _pointer(builder, builder.add(row, following), index, 64))
-        for half in range(2):
-            k = [_halves(builder, _pointer(builder, row, index, 64), half) for row in rows]
-            q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
-            sums = [fused(builder, q[i // keys], k[i % keys], total) for i, total in enumerate(sums)]
-        return sums
+        line, numbers = _at(builder, keys, index, LINE_BYTES), _at(builder, queries, index, 4 * pairs)
+        prefetch(builder, _at(builder, line_ahead, index, LINE_BYTES))
+        k, q = _halves(builder, line), _repeated(builder, numbers, pairs)
+        return [fused(builder, q[i // WIDE], k[i % WIDE], total) for i, total in enumerate(sums)]
 
-    zeros = [constant(0.0, VF32)] * (HEADS * keys)
-    totals = sums_of_lanes(builder, accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
-    for head in range(HEADS):
-        own = _shuffle(builder, totals, totals, list(range(head * keys, (head + 1) * keys)))
-        builder.store(own, _pointer(builder, out, out_stride, head), align=4)
+    sums = accumulate(builder, head_dim, [constant(0.0, VF32)] * (pairs * WIDE), step)
+    for i, total in enumerate(sums):
+        row = builder.add(out, builder.mul(stride, I64(i // WIDE)))
+        builder.store(total, pointer_to(builder, builder.add(row, I64(4 * LANES * (i % WIDE)))), align=4)
 
 
-@emits(types.void, LITERAL, *[types.int64] * 8)
+@emits(types.void, *[types.int64] * 8)
 def mix_tile(
+    builder: Any, pairs: Any, members: Any, weights: Any, values: Any, ahead: Any, count: Any, out: Any, stride: Any
+) -> None:
+    """out[i] += sum over j of weight[i, j] * value[j], in the order of j, for 16 * WIDE numbers of a value.
+
+    Args:
+        pairs: number of pairs that are computed, a multiple of 4 up to TILE_PAIRS.
+        members: number of pairs that are stored, 1..pairs. The weights of the others are read, whatever they are.
+        weights: address of the first pair's float32[count]; SCORE_BYTES to the next pair's.
+        values: address of these numbers of the first value; LINE_BYTES to the next value's.
+        ahead: distance in bytes to the values that are prefetched.
+        count: number of values, at least 1.
+        out: address of the first pair's float32[16 * WIDE].
+        stride: bytes to the next pair's.
+    """
+    _for_size(builder, pairs, partial(_mix, builder, members, weights, values, ahead, count, out, stride))
+
+
+def _mix(
     builder: Any,
-    width: int,
-    weight: Any,
-    weight_stride: Any,
-    heads: Any,
-    value: Any,
-    stride: Any,
+    members: Any,
+    weights: Any,
+    values: Any,
+    ahead: Any,
     count: Any,
     out: Any,
-    out_stride: Any,
+    stride: Any,
+    pairs: int,
 ) -> None:
-    """out[h] += sum over j of weight[h, j] * value[j], in the order of j, for HEADS heads.
-
-    Args:
-        width: vectors of 16 numbers of a value, 1 or 4.
-        weight: address of the first head's float32[count].
-        weight_stride: bytes to the next head's.
-        heads: 1..HEADS; missing heads repeat the last one.
-        value: address of the first value, fp16.
-        stride: bytes to the next value.
-        count: number of values, at least 1.
-        out: address of the first head's float32[width, 16].
-        out_stride: bytes to the next head's.
-    """
-    numbers = _numbers_of(builder, heads)
-    weights = [builder.add(weight, builder.mul(weight_stride, number)) for number in numbers]
-    targets = [
-        builder.gep(_pointer(builder, out, out_stride, number), [I64(64 * part)], source_etype=I8)
-        for number in numbers
-        for part in range(width)
-    ]
+    line_ahead = builder.add(values, ahead)
+    last = builder.sub(members, I64(1))
+    targets = []
+    for pair in range(pairs):
+        number = builder.select(builder.icmp_signed("<", I64(pair), last), I64(pair), last)
+        row = builder.add(out, builder.mul(stride, number))
+        targets += [pointer_to(builder, builder.add(row, I64(4 * LANES * part))) for part in range(WIDE)]
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        row = _pointer(builder, value, index, stride)
-        following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
-        for line in range(0, 32 * width, 64):
-            prefetch(builder, following, line)
-        v = [_halves(builder, row, part) for part in range(width)]
-        w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
-        return [fused(builder, w[i // width], v[i % width], total) for i, total in enumerate(sums)]
+        line, own = _at(builder, values, index, LINE_BYTES), _at(builder, weights, index, 4)
+        prefetch(builder, _at(builder, line_ahead, index, LINE_BYTES))
+        v = _halves(builder, line)
+        w = [splat(builder, read(builder, own, F32, SCORE_BYTES * pair), LANES) for pair in range(pairs)]
+        return [fused(builder, w[i // WIDE], v[i % WIDE], total) for i, total in enumerate(sums)]
 
     sums = [builder.load(target, typ=VF32, align=4) for target in targets]
-    for total, target in zip(accumulate(builder, count, sums, step), targets, strict=True):
+    results = list(zip(accumulate(builder, count, sums, step), targets, strict=True))
+    for total, target in reversed(results):  # those of missing pairs are written first, where the last one's follow
         builder.store(total, target, align=4)
 
 
-def sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
-    """The sums of the lanes of 4 or 16 vectors, in one vector: lane i has the bits of `vector.sum_lanes` of vector i.
+@emits(types.void, *[types.int64] * 6)
+def lay_four(builder: Any, a: Any, b: Any, c: Any, d: Any, out: Any, stride: Any) -> None:
+    """out[i] = a[i], b[i], c[i], d[i] for 16 numbers of four rows.
 
-    As there, a vector is summed by four additions of lanes that are 8, 4, 2 and 1 apart. Two vectors share an addition
-    as soon as their lanes fit into one: a third of the instructions. For four vectors a to d, redefined by every line:
-
-        8 apart: a = [a0 .. a7] + [a8 .. a15], and so b, c, d
-        4 apart: a = [a0 a1 a2 a3] + [a4 a5 a6 a7], and so b, c, d
-        2 apart: ab = [a0 a1 b0 b1] + [a2 a3 b2 b3], and so cd
-        1 apart: [a0 b0 c0 d0] + [a1 b1 c1 d1], the four sums
-
-    Sixteen vectors, a to p, share all additions, 8 + 4 + 2 + 1 of 16 lanes each. The last two keep pieces of 4 lanes in
-    place, so the sums come out as a e i m, b f j n, c g k o, d h l p. The shuffle at the end puts them in order, by
-    `owners`, the vector that each lane belongs to.
+    Args:
+        a, b, c, d: addresses of float32[16].
+        out: address of float32[16, 4].
+        stride: bytes from a row of `out` to the next.
     """
-    owners, width = [[i] * LANES for i in range(len(vectors))], len(vectors)
-    for distance in (8, 4, 2, 1):
-        size = len(owners[0])
-        groups = [[i] if size > width else [i, i + 1] for i in range(0, len(vectors), 1 if size > width else 2)]
-        chunk = size if distance >= 4 else 4  # one instruction moves pieces of less than 128 bits within 128 bits
-        sums, owned = [], []
-        for group in groups:
-            halves = [
-                (n, lane)
-                for start in range(0, size, chunk)
-                for n in range(len(group))
-                for lane in range(start, start + chunk)
-                if not lane & distance
-            ]
-            low, high = ([n * size + lane + offset for n, lane in halves] for offset in (0, distance))
-            first, second = vectors[group[0]], vectors[group[-1]]
-            sums.append(builder.fadd(_shuffle(builder, first, second, low), _shuffle(builder, first, second, high)))
-            owned.append([owners[group[n]][lane] for n, lane in halves])
-        vectors, owners = sums, owned
-    return _shuffle(builder, vectors[0], vectors[0], [owners[0].index(i) for i in range(width)])
+    rows = [builder.load(pointer_to(builder, address), typ=VF32, align=4) for address in (a, b, c, d)]
+    zipped = [n for i in range(16) for n in (i, 16 + i)]
+    ab, cd = _shuffle(builder, rows[0], rows[1], zipped), _shuffle(builder, rows[2], rows[3], zipped)
+    fours = _shuffle(builder, ab, cd, [n for i in range(0, 32, 2) for n in (i, i + 1, 32 + i, 33 + i)])
+    for i in range(16):
+        four = _shuffle(builder, fours, fours, list(range(4 * i, 4 * i + 4)))
+        builder.store(four, _at(builder, out, I64(i), stride), align=4)
 
 
-def _numbers_of(builder: Any, heads: Any) -> list[Any]:
-    """The indices of HEADS heads, the last one repeated if there are fewer."""
-    last = builder.sub(heads, I64(1))
-    return [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
+def _for_size(builder: Any, pairs: Any, emit: Callable[[int], None]) -> None:
+    """Emit code for every number of pairs, and a switch over it."""
+    sizes = range(4, TILE_PAIRS + 1, 4)
+    cases = [builder.append_basic_block(f"pairs{size}") for size in sizes]
+    after = builder.append_basic_block("after")
+    switch = builder.switch(pairs, cases[-1])
+    for size, case in zip(sizes, cases, strict=True):
+        if case is not cases[-1]:
+            switch.add_case(I64(size), case)
+        builder.position_at_end(case)
+        emit(size)
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
-def _halves(builder: Any, pointer: Any, index: int) -> Any:
-    """Numbers 16 * index .. 16 * index + 15 of fp16 as float32."""
-    return widen_half(builder, read(builder, pointer, ir.VectorType(I16, LANES), 2 * LANES * index, align=2))
+def _halves(builder: Any, pointer: Any) -> Vectors:
+    """WIDE vectors of 16 fp16 as float32."""
+    kind = ir.VectorType(I16, LANES)
+    return [widen_half(builder, read(builder, pointer, kind, 2 * LANES * part, align=2)) for part in range(WIDE)]
+
+
+def _repeated(builder: Any, pointer: Any, count: int) -> Vectors:
+    """`count` float32, each repeated in all lanes of a vector.
+
+    On x86 a load can repeat a number at no cost. On ARM an FMA can take one lane of a vector as its operand.
+    """
+    if not instruction_set().by_lane:
+        return [splat(builder, read(builder, pointer, F32, 4 * i), LANES) for i in range(count)]
+    fours = [read(builder, pointer, ir.VectorType(F32, 4), 16 * i) for i in range(count // 4)]
+    return [_shuffle(builder, four, four, [lane] * LANES) for four in fours for lane in range(4)]
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-def _pointer(builder: Any, base: Any, index: Any, stride: Any) -> Any:
-    """The pointer to base + index * stride; `index` and `stride` are ints or LLVM values."""
-    index, stride = (I64(value) if isinstance(value, int) else value for value in (index, stride))
-    return builder.inttoptr(builder.add(base, builder.mul(index, stride)), POINTER)
+def _at(builder: Any, base: Any, index: Any, size: Any) -> Any:
+    """The pointer to base + index * size; `size` is an int or an LLVM value."""
+    size = I64(size) if isinstance(size, int) else size
+    return pointer_to(builder, builder.add(base, builder.mul(index, size)))
+
+
+# Single rows of a unit
+
+
+@kernel
+def to_half(x: int, out: int, count: int) -> None:
+    """Round `count` floats to fp16, a multiple of 16; `out` may be `x`."""
+    for i in range(0, count, LANES):
+        store_half(out + 2 * i, load(x + 4 * i))
+
+
+@kernel
+def to_half_key(x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """Write a key, float32[head_dim], to row `row` of a KV head in a cache of keys. `x` is overwritten."""
+    to_half(x, x, head_dim)
+    to = cache + row // UNIT * stride + 2 * (row % UNIT)
+    for i in range(head_dim):
+        write_i16(to + LINE_BYTES * i, read_i16(x + 2 * i))
+
+
+@kernel
+def to_half_value(x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """`to_half_key` for a cache of values; `x` is kept."""
+    to = value_line(cache, row, stride)
+    for i in range(0, head_dim, UNIT):
+        to_half(x + 4 * i, to + LINE_BYTES * i, UNIT)
+
+
+@kernel
+def value_line(cache: int, row: int, stride: int) -> Any:
+    """The address of the first 32 numbers of row `row` of a KV head in a cache of values."""
+    return cache + row // UNIT * stride + LINE_BYTES * (row % UNIT)
+
+
+@kernel
+def move_half_key(cache: int, old: int, new: int, stride: int, head_dim: int) -> None:
+    """Copy row `old` of a KV head in a cache of keys to row `new`."""
+    at = cache + old // UNIT * stride + 2 * (old % UNIT)
+    to = cache + new // UNIT * stride + 2 * (new % UNIT)
+    for i in range(0, LINE_BYTES * head_dim, LINE_BYTES):
+        write_i16(to + i, read_i16(at + i))
+
+
+@kernel
+def move_half_value(cache: int, old: int, new: int, stride: int, head_dim: int) -> None:
+    """`move_half_key` for a cache of values."""
+    at, to = value_line(cache, old, stride), value_line(cache, new, stride)
+    for i in range(0, LINE_BYTES * head_dim, LINE_BYTES * UNIT):
+        for number in range(0, LINE_BYTES, 8):
+            write_i64(to + i + number, read_i64(at + i + number))

@@ -1,4 +1,4 @@
-"""Attention over an int8 cache: a tile of up to MAX_TILE_PAIRS pairs over a block of positions.
+"""Attention over an int8 cache: a tile of up to TILE_PAIRS pairs over a block of positions.
 
 In a tree, a row's ancestors lie among other pending rows of the cache, and yet the row must give the same bits as after
 they were committed. A score depends on its key only: so all pending keys (the tail) are scored where they lie, and then
@@ -12,22 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import mix_tile, score_tile
+from ondevice.engines.simd.kernels.attention.integer_tile import TILE_PAIRS, mix_tile, score_tile
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head
 from ondevice.engines.simd.kernels.attention.scratch import (
+    NOWHERE,
     KVHead,
     Sequence,
     States,
     cache_row,
+    order_tail,
     query_of,
     raise_peak,
     score_row,
     score_stride,
     seen,
     seen_by_any,
+    weight_of,
 )
 from ondevice.engines.simd.kernels.contract import (
-    MAX_TILE_PAIRS,
     SCORE_BLOCK,
     TAIL,
     TILE,
@@ -45,7 +47,6 @@ from ondevice.engines.simd.kernels.isa.memory import (
     write_i64,
 )
 from ondevice.engines.simd.kernels.isa.vector import (
-    exp,
     full,
     load,
     max_lanes,
@@ -59,19 +60,14 @@ from ondevice.native.functions import kernel
 
 _ZERO, _MAX_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
-_FLOOR = np.float32(-60.0)
-"""Scores are clamped to this distance below the largest one: a weight times a scale must not be denormal, because
-arithmetic on denormals takes a hundred cycles."""
 _OFFSET = instruction_set().int8_zero
 """The code of the number 0 in the operand of a dot product: 128 where operands are unsigned, else 0."""
-_NOWHERE = 1 << 62
-"""The start of the tail if there is none."""
 
 
 @kernel
 def tile_size(pairs: int) -> Any:
     """The number of pairs in the next tile of some pairs: a power of two, because every size is compiled separately."""
-    size = np.int64(MAX_TILE_PAIRS)
+    size = np.int64(TILE_PAIRS)
     while size > pairs:
         size //= 2
     return size
@@ -152,15 +148,6 @@ def mix_values(
 
 
 @kernel
-def order_tail(scratch: Scratch, sequence: Sequence, pair: int, member: int, tail: int, start: int, stop: int) -> None:
-    """Put the scores of positions start..stop - 1, none before `tail`, from cache order into that of a pair's path."""
-    scores, found = score_row(scratch, member), scratch.tail_scores + 4 * TAIL * member
-    for position in range(start, stop):
-        place = cache_row(sequence, scratch.table, pair, position) + sequence.base - tail
-        write_f32(scores + 4 * (position % SCORE_BLOCK), read_f32(found + 4 * place))
-
-
-@kernel
 def scale_address(
     scratch: Scratch, sequence: Sequence, head: KVHead, head_dim: int, pair: int, tail: int, unit: int, stop: int
 ) -> Any:
@@ -197,7 +184,7 @@ def weigh(
     for at in range(low // TILE * TILE, high, TILE):
         largest = maximum(largest, within(load(scores + 4 * (at - offset)), low - at, high - at, _LOWEST))
     peak = full(raise_peak(states, pair, head_dim, max_lanes(largest)))
-    total, zeros, floor = full(_ZERO), full(_ZERO), full(_FLOOR)
+    total, zeros = full(_ZERO), full(_ZERO)
     for unit in range(begin, end, UNIT):
         number = (unit - begin) // UNIT * members + member
         to, start, scale = scratch.weights + UNIT * number, np.int64(0), _ZERO
@@ -206,8 +193,8 @@ def weigh(
                 scores + 4 * (unit - offset),
                 scale_address(scratch, sequence, head, head_dim, pair, tail, unit, high),
             )
-            left = within(exp(maximum(load(at) - peak, floor)), low - unit, high - unit, _ZERO)
-            right = within(exp(maximum(load(at + 64) - peak, floor)), low - unit - TILE, high - unit - TILE, _ZERO)
+            left = within(weight_of(load(at) - peak), low - unit, high - unit, _ZERO)
+            right = within(weight_of(load(at + 64) - peak), low - unit - TILE, high - unit - TILE, _ZERO)
             total = total + left + right
             left = within(left * load(factors), low - unit, high - unit, _ZERO)
             right = within(right * load(factors + 64), low - unit - TILE, high - unit - TILE, _ZERO)
@@ -286,7 +273,7 @@ def attend_tile(
     begin, end = max(begin, block), min(end, block + SCORE_BLOCK)
     if begin >= end:
         return
-    tail, units = _NOWHERE, 0
+    tail, units = NOWHERE, 0
     if sequence.paths:
         tail = sequence.length // UNIT * UNIT
         units = (sequence.length + sequence.rows - tail + UNIT - 1) // UNIT

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -40,6 +39,8 @@ from ondevice.engines.simd.kernels.isa.vector import (
 )
 from ondevice.native.functions import kernel
 
+TILE_PAIRS = 8
+"""Most pairs of row and head in a tile."""
 AHEAD = 4096
 """Distance in bytes from the keys that are read to those that are prefetched."""
 CHAINS = 16 if instruction_set().lanes == TILE else 4
@@ -53,7 +54,7 @@ def score_tile(
     """out[r, n] = (q[r] . k[n]) * query scale[r] * key scale[n], for 16 keys.
 
     Args:
-        rows: number of queries, 1..MOST.
+        rows: number of queries, 1..TILE_PAIRS.
         keys: address of a tile of keys.
         queries: address of int8[blocks][rows][32].
         starts: address of int32[rows], -zero * sum(q) of every query.
@@ -105,7 +106,7 @@ def mix_tile(
     """out[r] += sum over i of scale[i, r] * (sum over c of w[i, c, r] . v[i, c]), in the order of i.
 
     Args:
-        rows: number of rows of weights, 1..MOST.
+        rows: number of rows of weights, 1..TILE_PAIRS.
         values: address of the first unit's values.
         stride: bytes from a unit to the next.
         weights: address of int8[count][chain][rows][32], 0..127.
@@ -203,33 +204,22 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
 
 
 @kernel
-def move_keys(cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
-    """Copy row `source[i]` of a cache of keys to row `first + i`. `source` is ascending, and no row moves to the back.
-
-    cache : address of the layer's keys
-    """
+def move_int8_key(cache: int, old: int, new: int, stride: int, head_dim: int) -> None:
+    """Copy row `old` of a KV head in a cache of keys to row `new`."""
     tile = TILE * (head_dim + 4)
-    for i in range(len(source)):
-        for head in range(kv_heads):
-            start = cache + UNIT * (head_dim + 4) * head
-            old, new = source[i], first + i
-            at = start + old // UNIT * kv_heads * 2 * tile + old % UNIT // TILE * tile + 4 * (old % TILE)
-            to = start + new // UNIT * kv_heads * 2 * tile + new % UNIT // TILE * tile + 4 * (new % TILE)
-            for offset in range(0, tile, 4 * TILE):  # the last is the scale
-                write_i32(to + offset, read_i32(at + offset))
+    at = cache + old // UNIT * stride + old % UNIT // TILE * tile + 4 * (old % TILE)
+    to = cache + new // UNIT * stride + new % UNIT // TILE * tile + 4 * (new % TILE)
+    for offset in range(0, tile, 4 * TILE):  # the last is the scale
+        write_i32(to + offset, read_i32(at + offset))
 
 
 @kernel
-def move_values(cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
-    """`move_keys` for a cache of values."""
-    size = UNIT * (head_dim + 4)
-    for i in range(len(source)):
-        for head in range(kv_heads):
-            old, new = source[i], first + i
-            at, to = cache + size * (old // UNIT * kv_heads + head), cache + size * (new // UNIT * kv_heads + head)
-            old, new = old % UNIT, new % UNIT
-            write_i32(to + UNIT * head_dim + 4 * new, read_i32(at + UNIT * head_dim + 4 * old))
-            at, to = at + old // 4 * 4 * TILE + old % 4, to + new // 4 * 4 * TILE + new % 4
-            for tile in range(0, UNIT * head_dim, UNIT * TILE):
-                for offset in range(tile, tile + 4 * TILE, 4):
-                    write_i8(to + offset, read_i8(at + offset))
+def move_int8_value(cache: int, old: int, new: int, stride: int, head_dim: int) -> None:
+    """`move_int8_key` for a cache of values."""
+    at, to = cache + old // UNIT * stride, cache + new // UNIT * stride
+    old, new = old % UNIT, new % UNIT
+    write_i32(to + UNIT * head_dim + 4 * new, read_i32(at + UNIT * head_dim + 4 * old))
+    at, to = at + old // 4 * 4 * TILE + old % 4, to + new // 4 * 4 * TILE + new % 4
+    for tile in range(0, UNIT * head_dim, UNIT * TILE):
+        for offset in range(tile, tile + 4 * TILE, 4):
+            write_i8(to + offset, read_i8(at + offset))

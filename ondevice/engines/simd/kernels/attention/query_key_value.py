@@ -1,6 +1,6 @@
 """Queries, keys and values between projection and attention: head norm, rotation, and writing them to the cache.
 
-The step is `head`. The layout of an int8 cache is described in `integer_tile`.
+The step is `head`. The layouts of caches are described in `float_tile` and `integer_tile`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import norm
+from ondevice.engines.simd.kernels.attention.float_tile import (
+    move_half_key,
+    move_half_value,
+    to_half_key,
+    to_half_value,
+)
+from ondevice.engines.simd.kernels.attention.integer_tile import move_int8_key, move_int8_value
 from ondevice.engines.simd.kernels.attention.scratch import read_sequence, sequence_of, source_row
 from ondevice.engines.simd.kernels.contract import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES, TILE, UNIT, Head
 from ondevice.engines.simd.kernels.isa.jit import read_step
@@ -32,7 +39,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     maximum,
     round_even,
     store,
-    store_half,
     store_rounded_int8,
     sum_lanes,
 )
@@ -88,15 +94,8 @@ def multiply(x: int, factor: float, count: int) -> None:
 
 @kernel
 def part_bytes(bits: int, head_dim: int) -> Any:
-    """Bytes of a KV head in a row of an fp16 cache, or in a unit of an int8 cache."""
-    return 2 * head_dim if bits == 16 else UNIT * (head_dim + 4)
-
-
-@kernel
-def to_half(x: int, out: int, count: int) -> None:
-    """Round `count` floats to fp16."""
-    for i in range(0, count, 16):
-        store_half(out + 2 * i, load(x + 4 * i))
+    """Bytes of a KV head in a unit of a cache of 16 or 8 bits."""
+    return UNIT * 2 * head_dim if bits == 16 else UNIT * (head_dim + 4)
 
 
 @kernel
@@ -118,11 +117,9 @@ def quantize_head(x: int, out: int, count: int) -> Any:
 
 @kernel
 def to_key(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
-    """Write a key to row `row` of a KV head in a cache (`scratch.KVHead`). For int8, x float32[head_dim] is
-    overwritten.
-    """
+    """Write a key to row `row` of a KV head in a cache (`scratch.KVHead`). x float32[head_dim] is overwritten."""
     if bits == 16:
-        to_half(x, cache + row * stride, head_dim)
+        to_half_key(x, cache, row, stride, head_dim)
         return
     scale = quantize_head(x, x, head_dim)
     tile = cache + row // UNIT * stride + row % UNIT // TILE * TILE * (head_dim + 4)
@@ -136,7 +133,7 @@ def to_key(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) 
 def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
     """Write a value to row `row` of a KV head in a cache, with arguments as in `to_key`."""
     if bits == 16:
-        to_half(x, cache + row * stride, head_dim)
+        to_half_value(x, cache, row, stride, head_dim)
         return
     scale = quantize_head(x, x, head_dim)
     unit, place = cache + row // UNIT * stride, row % UNIT
@@ -144,6 +141,37 @@ def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int
     for at in range(head_dim):
         write_i8(to + at // TILE * TILE * UNIT + at % TILE * 4, read_i8(x + at) ^ _OFFSET)
     write_f32(unit + UNIT * head_dim + 4 * place, scale)
+
+
+@kernel
+def move_keys(bits: int, cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `source[i]` of a cache of keys to row `first + i`. `source` is ascending, and no row moves to the back.
+
+    cache : address of the layer's keys
+    """
+    part = part_bytes(bits, head_dim)
+    for i in range(len(source)):
+        if source[i] == first + i:
+            continue
+        for head in range(kv_heads):
+            if bits == 16:
+                move_half_key(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
+            else:
+                move_int8_key(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
+
+
+@kernel
+def move_values(bits: int, cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
+    """`move_keys` for a cache of values."""
+    part = part_bytes(bits, head_dim)
+    for i in range(len(source)):
+        if source[i] == first + i:
+            continue
+        for head in range(kv_heads):
+            if bits == 16:
+                move_half_value(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
+            else:
+                move_int8_value(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
 
 
 @kernel

@@ -24,20 +24,26 @@ from ondevice.engines.simd.kernels.contract import (
     PATH_WIDTH,
     PATHS,
     ROW_COUNT,
+    SCORE_BLOCK,
     SCORE_BYTES,
     SEQUENCES,
     STOP,
+    TAIL,
     WANTED,
     WANTED_ROWS,
     WINDOW,
     Scratch,
 )
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store
 from ondevice.native.functions import kernel
 
 scratch_at = kernel(contract.scratch_at)
 state_bytes = kernel(contract.state_bytes)
+
+
+NOWHERE = 1 << 62
+"""The start of a sequence's tail, the pending rows of a tree, if it has none."""
 
 
 class Sequence(NamedTuple):
@@ -87,8 +93,8 @@ class KVHead(NamedTuple):
     """The keys and values of one KV head in a sequence's cache.
 
     bits : bits of a number: 16, or 8 with scales
-    keys, values : address of the head's part of the first row of the cache, or of its first unit for 8 bits
-    stride : bytes to the next row, or unit
+    keys, values : address of the head's part of the first unit of the cache
+    stride : bytes to the next unit
     """
 
     bits: int
@@ -208,6 +214,18 @@ def cache_row(sequence: Sequence, table: int, pair: int, position: int) -> Any:
     return position - sequence.base
 
 
+@kernel
+def order_tail(scratch: Scratch, sequence: Sequence, pair: int, member: int, tail: int, start: int, stop: int) -> None:
+    """Put the scores of positions start..stop - 1, none before `tail`, from cache order into that of a pair's path.
+
+    `member` is the pair's number in its tile.
+    """
+    scores, found = score_row(scratch, member), scratch.tail_scores + 4 * TAIL * member
+    for position in range(start, stop):
+        place = cache_row(sequence, scratch.table, pair, position) + sequence.base - tail
+        write_f32(scores + 4 * (position % SCORE_BLOCK), read_f32(found + 4 * place))
+
+
 # Softmax states
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -236,10 +254,22 @@ def clear(states: States, pairs: int, head_dim: int) -> None:
         write_f32(state + 4 * head_dim + 4, _ZERO)
 
 
+FLOOR = np.float32(-60.0)
+"""Scores are clamped to this distance below the largest one: 1e-26 is nothing beside a weight of 1, but sums of smaller
+weights would be denormal, and arithmetic on denormals takes a hundred cycles. It was a third of a prefill of 512 rows
+where scores spread that far (E2B's shape, random weights)."""
+
+
+@kernel
+def weight_of(distance: Any) -> Any:
+    """The weights of 16 scores at this distance from the largest one, 0 or less."""
+    return exp(maximum(distance, full(FLOOR)))
+
+
 @kernel
 def power(x: float) -> Any:
-    """e**x of a float32, with the bits of `vector.exp`."""
-    return max_lanes(exp(full(x)))
+    """e**x of a float32, with the bits of `weight_of`."""
+    return max_lanes(weight_of(full(x)))
 
 
 @kernel

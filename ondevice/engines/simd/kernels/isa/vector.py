@@ -252,11 +252,10 @@ def minimum(builder: Any, a: Any, b: Any) -> Any:
 
 @emits(floats16, floats16, types.int64, types.int64, types.float32)
 def within(builder: Any, value: Any, first: Any, stop: Any, other: Any) -> Any:
-    """A vector with lanes first..stop - 1 kept and all others set to `other`."""
-    wide = ir.VectorType(I64, LANES)
-    lanes = ir.Constant(wide, list(range(LANES)))
-    low = builder.icmp_signed(">=", lanes, splat(builder, first, LANES))
-    high = builder.icmp_signed("<", lanes, splat(builder, stop, LANES))
+    """A vector with lanes first..stop - 1 kept and all others set to `other`; `first` and `stop` fit into 32 bits."""
+    lanes = ir.Constant(VI32, list(range(LANES)))
+    low = builder.icmp_signed(">=", lanes, splat(builder, builder.trunc(first, I32), LANES))
+    high = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(stop, I32), LANES))
     return builder.select(builder.and_(low, high), value, splat(builder, other, LANES))
 
 
