@@ -66,7 +66,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
-    L1,
     L2,
     constant,
     fused,
@@ -181,7 +180,7 @@ class _Tile:
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            prefetch_weights(builder, _at(builder, ahead, block, size), share, rows)
+            prefetch_weights(builder, _at(builder, ahead, block, size), share)
             codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, scale_bytes)
             base = _at(builder, activations, block, record_bytes)
             results, each = [], len(sums) // vectors
@@ -317,18 +316,18 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
     return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
 
 
-def prefetch_weights(builder: Any, pointer: Any, size: int, rows: int) -> None:
+def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:
     """Prefetch `size` bytes of weights at AHEAD bytes from a pointer; after a tile's end they are the next tile's.
 
     The arithmetic of several rows fills the reorder window, so that loads alone start too late: without the prefetch, 5
-    to 8 rows take 1.3 to 1.5 times as long (AMD Zen 4). With three or more rows, weights go to the level-2 cache,
-    because activations need level 1: 7 % faster at 5 to 8 rows. One row is 2 % faster with weights in level 1. 4 or 12
-    KiB ahead is no better for several rows, and 6 % slower for one. If a tile takes several passes, each prefetches its
-    share of every block.
+    to 8 rows take 1.3 to 1.5 times as long (AMD Zen 4). Weights go to the level-2 cache, because activations need level
+    1: 7 % faster at 5 to 8 rows (Zen 4), and 12 % at one row and 10 % at two on an Intel Xeon of 2024, whose level 1
+    has room for fewer requests than its memory can answer. Zen 4 loses 2 % at one row. 4 or 12 KiB ahead is no better
+    for several rows, and 6 % slower for one (Zen 4). If a tile takes several passes, each prefetches its share of every
+    block.
     """
-    level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
-        prefetch(builder, pointer, AHEAD + line, level)
+        prefetch(builder, pointer, AHEAD + line, L2)
 
 
 # Weights with one scale per output row. The activations have one static scale, so no scale is inside the loop: sums
@@ -439,9 +438,7 @@ class _StepTile:
         codes = builder.add(self._codes, builder.mul(first, I64(32 * rows)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            prefetch_weights(
-                builder, pointer_to(builder, builder.add(ahead, builder.mul(block, I64(size)))), share, rows
-            )
+            prefetch_weights(builder, pointer_to(builder, builder.add(ahead, builder.mul(block, I64(size)))), share)
             at = pointer_to(builder, builder.add(weights, builder.mul(block, I64(size))))
             row_at = pointer_to(builder, builder.add(codes, builder.mul(block, I64(32 * rows))))
             results = list(sums)
@@ -536,7 +533,7 @@ def float_product(
 
         def step(block: Any, sums: Vectors) -> Vectors:
             base = builder.add(weights, builder.mul(block, I64(size)))
-            prefetch_weights(builder, pointer_to(builder, base), size * isa.lanes // TILE, rows)
+            prefetch_weights(builder, pointer_to(builder, base), size * isa.lanes // TILE)
             at = builder.add(x, builder.mul(block, I64(4 * BLOCK)))
             lines = [pointer_to(builder, builder.add(at, builder.mul(row_bytes, I64(row)))) for row in range(rows)]
             results = list(sums)
