@@ -82,6 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--without", action="append", default=[], choices=list(PARTS), help="leave out its tests")
     group.addoption("--tiny-models", metavar="DIR", help="made by `python -m tests.tiny_models DIR`, with the oracle")
     group.addoption("--shuffle", metavar="SEED", help="run the files, and the tests of each, in a random order")
+    group.addoption("--slow-page", metavar="RATE", type=float, default=1.0, help="slow the browser down so many times")
     group.addoption("--pictures", action="store_true", help="write the page's pictures to docs/images")
 
 

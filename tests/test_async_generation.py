@@ -2,12 +2,16 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from ondevice import UsageError
 from tests.model_made import model_over, write_bundle
 from tests.toy_engine import ToyEngine
+
+ENDLESS = 5000
+"""New tokens of a generation that is still running when it is left, however late a busy machine does that."""
 
 
 @pytest.fixture
@@ -16,11 +20,18 @@ def toy(tmp_path):
         yield model
 
 
+@pytest.fixture
+def slow(tmp_path):
+    """Two milliseconds a forward."""
+    with model_over(ToyEngine(before=lambda _: time.sleep(0.002)), write_bundle(tmp_path / "slow")) as model:
+        yield model
+
+
 def readers():
     """Threads that still read, each given the time to end: its last step is there a moment before."""
     threads = [thread for thread in threading.enumerate() if thread.name == "ondevice-generation"]
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return [thread for thread in threads if thread.is_alive()]
 
 
@@ -46,28 +57,29 @@ def test_several_at_once_in_one_loop(toy):
     assert asyncio.run(several()) == alone
 
 
-def test_leaving_the_context_ends_it(toy):
+def test_leaving_the_context_ends_it(slow):
     async def begin():
-        async with toy.astream("abc", max_new_tokens=5000) as steps:
+        async with slow.astream("abc", max_new_tokens=ENDLESS) as steps:
             async for step in steps:
                 assert step.token_ids
                 break
         return steps.stats
 
     stats = asyncio.run(begin())
-    assert 1 <= stats.new_tokens < 5000
+    assert 1 <= stats.new_tokens < ENDLESS
     assert readers() == []
 
 
-def test_a_cancelled_task_ends_it(toy):
-    async def read():
-        async with toy.astream("abc", max_new_tokens=5000) as steps:
+def test_a_cancelled_task_ends_it(slow):
+    async def read(begun):
+        async with slow.astream("abc", max_new_tokens=ENDLESS) as steps:
             async for _ in steps:
-                pass
+                begun.set()
 
     async def cancelled():
-        task = asyncio.create_task(read())
-        await asyncio.sleep(0.05)
+        begun = asyncio.Event()
+        task = asyncio.create_task(read(begun))
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -76,9 +88,9 @@ def test_a_cancelled_task_ends_it(toy):
     assert asyncio.run(cancelled()) == []
 
 
-def test_cancel_gives_a_last_step(toy):
+def test_cancel_gives_a_last_step(slow):
     async def read():
-        steps = toy.astream("abc", max_new_tokens=5000)
+        steps = slow.astream("abc", max_new_tokens=ENDLESS)
         reasons = []
         async for step in steps:
             reasons.append(step.finish_reason)
@@ -103,9 +115,9 @@ def test_what_goes_wrong_is_raised_where_it_is_awaited(tmp_path):
             model.astream("abc", temperature=-1)
 
 
-def test_a_dropped_one_ends_and_so_does_one_whose_loop_ended(toy):
+def test_a_dropped_one_ends_and_so_does_one_whose_loop_ended(slow):
     async def begin():
-        steps = toy.astream("abc", max_new_tokens=5000)
+        steps = slow.astream("abc", max_new_tokens=ENDLESS)
         return (await anext(aiter(steps))).token_ids, steps
 
     _, steps = asyncio.run(begin())

@@ -28,7 +28,7 @@ def in_a_fork(work: Callable[[], None]) -> int:
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)
+        signal.alarm(300)
         try:
             work()
         except BaseException:

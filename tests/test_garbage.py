@@ -62,6 +62,6 @@ def test_a_generation_may_be_collected_anywhere(
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=300)
     assert not thread.is_alive()
     assert left() is None

@@ -254,7 +254,7 @@ def test_scoring_beside_other_generations_changes_nothing(loaded: Callable[[str]
     for each in others:
         for _ in each:
             pass
-    scoring.join(60)
+    scoring.join(300)
     assert found[0].prompt_logprobs == alone
 
 

@@ -137,7 +137,9 @@ def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
 def test_cancel_from_another_thread(reference_model: Model) -> None:
     stream = reference_model.stream(PROMPT, max_new_tokens=1500)
     next(stream)
-    threading.Thread(target=reference_model.cancel).start()
+    other = threading.Thread(target=reference_model.cancel)
+    other.start()
+    other.join()
     assert list(stream)[-1].finish_reason == "cancelled"
     assert reference_model.generate(PROMPT, max_new_tokens=3).finish_reason == "length"
 
@@ -338,7 +340,7 @@ def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) ->
     del model
     gc.collect()
     for thread in own:
-        thread.join(timeout=10)
+        thread.join(timeout=300)
         assert not thread.is_alive()
 
 

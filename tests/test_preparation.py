@@ -70,7 +70,7 @@ def test_ctrl_c_ends_it_with_one_line(reference_bundle: Path, tmp_path: Path) ->
         assert process.stderr is not None
         assert "preparing" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert said == "ondevice: interrupted while preparing the bundle: kernels compiled so far are kept\n"
     with pytest.raises(ProcessLookupError):

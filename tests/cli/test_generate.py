@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -279,7 +280,14 @@ def test_piped_text_comes_before_the_prompt(run, bundle, monkeypatch, piped, pro
 def test_a_line_explains_the_wait_for_an_open_pipe(run, bundle, monkeypatch):
     monkeypatch.setattr("ondevice.cli.prompts.PATIENCE_S", 0.0)
     reading, writing = os.pipe()
-    closing = threading.Timer(0.3, os.close, [writing])
+
+    def close():
+        ends = time.monotonic() + 300
+        while "waiting for" not in sys.stderr.getvalue() and time.monotonic() < ends:
+            time.sleep(0.01)
+        os.close(writing)
+
+    closing = threading.Thread(target=close)
     closing.start()
     with os.fdopen(reading) as standard_input:
         monkeypatch.setattr(sys, "stdin", standard_input)

@@ -147,7 +147,7 @@ def test_several_threads_take_and_keep(engine: ToyEngine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
         assert not thread.is_alive()
     assert not wrong
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.server.browsing import PATIENCE_MS
 
 pytestmark = pytest.mark.needs("clients", "rich")
 
@@ -36,6 +37,7 @@ def test_the_first_screens(browser, request: pytest.FixtureRequest, tmp_path: Pa
     shown = tmp_path / "readme.html"
     shown.write_text(f"<base href='{ROOT.as_uri()}/'><meta charset='utf-8'><style>{STYLE}</style>{text}", "utf-8")
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(shown.as_uri())
     page.wait_for_function("[...document.images].every((image) => image.complete)")
     assert page.evaluate("[...document.images].map((image) => image.naturalWidth > 0)") == [True, True]
