@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -280,10 +281,11 @@ def test_piped_text_comes_before_the_prompt(run, bundle, monkeypatch, piped, pro
 def test_a_line_explains_the_wait_for_an_open_pipe(run, bundle, monkeypatch):
     monkeypatch.setattr("ondevice.cli.prompts.PATIENCE_S", 0.0)
     reading, writing = os.pipe()
+    written: Any = sys.stderr  # pytest's
 
     def close():
         ends = time.monotonic() + 300
-        while "waiting for" not in sys.stderr.getvalue() and time.monotonic() < ends:
+        while "waiting for" not in written.getvalue() and time.monotonic() < ends:
             time.sleep(0.01)
         os.close(writing)
 

@@ -187,7 +187,7 @@ def test_two_tabs_show_the_same(open_page, serve_toy, gate):
         gate.open()
         wait_for_end(page)
         wait_for_end(other)
-        expect(other.locator(".body")).to_have_text(page.locator(".body").inner_text())
+        expect(other.locator(".body")).to_have_text(page.locator(".body").inner_text(), use_inner_text=True)
         other.get_by_role("button", name="Rename").click()
         other.fill("#list input", "A name")
         page.locator(".edit").click()
