@@ -15,7 +15,7 @@ from ondevice.cli.generate import STATS_KEYS
 from ondevice.cli.main import main
 from ondevice.cli.options import unescape
 from tests.conftest import ROOT
-from tests.model_made import load_toy, write_bundle
+from tests.fixtures.model_made import load_toy, write_bundle
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"], "additionalProperties": False}
 
@@ -215,7 +215,7 @@ def test_unescape():
 
 def interrupt_after(monkeypatch, forwards):
     """Send this process a Ctrl-C during the forward of this number."""
-    from tests.toy_engine import ToyEngine
+    from tests.fixtures.toy_engine import ToyEngine
 
     real = ToyEngine.forward
 

@@ -14,7 +14,7 @@ from ondevice.bundle import Bundle
 from ondevice_export import bundle_writer, export
 from ondevice_export.bundle_writer import Workspace, clean, retired_name
 from tests.conftest import REFERENCE
-from tests.tiny_models import save_target
+from tests.fixtures.tiny_models import save_target
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there a day must pass: it has no locks on directories")
 

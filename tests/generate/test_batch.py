@@ -19,7 +19,7 @@ from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.stats import Round
-from tests.toy_engine import VOCAB, Clock, ToyEngine
+from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine
 
 FORWARD_S = 0.004
 """Seconds of a forward of one row per sequence."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from playwright.sync_api import expect
 
 from ondevice import Generation, Model, Prompt
-from tests.chat_bundle import Script
 from tests.conftest import ROOT
+from tests.fixtures.chat_bundle import Script
 from tests.media.pictures_made import noise, png, saved
 from tests.media.sounds_made import tone
 from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, resize, send, wait_for_end

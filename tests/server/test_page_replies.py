@@ -13,11 +13,11 @@ from playwright.sync_api import expect
 from ondevice.bundle import Bundle
 from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
-from tests.model_made import model_over, write_bundle
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.server.alone import served_alone
 from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, new_chat, send, wait_for_end
 from tests.server.served import PATIENCE_S, running, wait_until
-from tests.toy_engine import ToyEngine
 
 GONE = "The server does not answer. This page joins it again by itself."
 LOST = "no longer has this reply"

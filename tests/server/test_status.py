@@ -10,7 +10,7 @@ from ondevice.errors import BundleCorruptError
 from ondevice.generate.stats import DraftCounts
 from ondevice.server.metrics import Metrics
 from ondevice.server.requests import RequestFields
-from tests.model_made import load_toy
+from tests.fixtures.model_made import load_toy
 from tests.server.served import PATIENCE_S, serving, wait_until
 
 

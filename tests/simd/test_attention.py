@@ -18,7 +18,7 @@ from ondevice.engines.simd.kernels.attention.float_cache import mix, score
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
 from ondevice.engines.simd.kernels.contract import PART, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
-from tests.pairwise import pairwise
+from tests.fixtures.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
 
