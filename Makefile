@@ -48,13 +48,13 @@ pair: $(BUNDLE)/bundle.json
 	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --watch-drafts --compare < models/demo_prompt.txt
 
 check: lint
-	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_public_api.py tests/test_contributing.py
+	$(BIN)/python -m pytest -q tests/project/test_architecture.py tests/project/test_public_api.py tests/project/test_contributing.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 frozen: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/test_pyinstaller.py
+	$(BIN)/python -m pytest -m slow tests/project/test_pyinstaller.py
 
 SECONDS ?= 60
 

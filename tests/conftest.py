@@ -26,9 +26,9 @@ from ondevice import Model
 from ondevice.native.sets import PARTS as PARTS_OF_KERNELS
 from ondevice.preparation import Preparation
 from ondevice_export import export
-from tests.guards import Guards
-from tests.tiny_models import save
-from tests.toy_engine import Clock
+from tests.fixtures.guards import Guards
+from tests.fixtures.tiny_models import save
+from tests.fixtures.toy_engine import Clock
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
@@ -37,7 +37,6 @@ PARTS = {
     "oracle": (
         "engines/test_drafters_of_families.py",
         "export",
-        "gguf",
         "published_models/test_against_transformers.py",
         "recipe",
     ),
@@ -80,8 +79,9 @@ ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ondevice")
     group.addoption("--without", action="append", default=[], choices=list(PARTS), help="leave out its tests")
-    group.addoption("--tiny-models", metavar="DIR", help="made by `python -m tests.tiny_models DIR`, with the oracle")
+    group.addoption("--tiny-models", metavar="DIR", help="made by tests.fixtures.tiny_models, with the oracle")
     group.addoption("--shuffle", metavar="SEED", help="run the files, and the tests of each, in a random order")
+    group.addoption("--slow-page", metavar="RATE", type=float, default=1.0, help="slow the browser down so many times")
     group.addoption("--pictures", action="store_true", help="write the page's pictures to docs/images")
 
 

@@ -25,8 +25,8 @@ from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline
-from tests.model_made import model_over, write_bundle
-from tests.toy_engine import ToyEngine
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 
 FACTS = {
     "bundle": "toy", "weights": "int4", "engine": "simd", "threads": 2, "processor": "a CPU", "system": "an OS",

@@ -6,7 +6,7 @@ from benchmarks import speculate
 from benchmarks.speculate import report
 from benchmarks.speculation import AUTO, FIRST_AUTO, PLAIN, Bench, Block, Cell, DraftStepCost, Run
 from ondevice.generate.stats import Round, Stats
-from tests.toy_engine import ToyEngine
+from tests.fixtures.toy_engine import ToyEngine
 
 FACTS = {
     "bundle": "toy",

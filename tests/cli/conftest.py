@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ondevice.cli.main import main
-from tests.model_made import load_toy, write_bundle
+from tests.fixtures.model_made import load_toy, write_bundle
 
 
 class Terminal(io.StringIO):

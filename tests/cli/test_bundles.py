@@ -10,7 +10,7 @@ from ondevice.cli.main import main
 from ondevice.cli.style import age, size
 from ondevice.model import load
 from tests.cli.conftest import Terminal
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 
 @pytest.fixture

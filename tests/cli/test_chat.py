@@ -15,9 +15,9 @@ from ondevice.cli.chat import Conversation, completions, run_command
 from ondevice.cli.reply_view import MarkdownView
 from ondevice.generate.stats import Stats
 from ondevice.generation import Reply
-from tests.chat_bundle import Script, write_chat_bundle
 from tests.cli.test_generate import interrupt_after
-from tests.model_made import load_toy, write_bundle
+from tests.fixtures.chat_bundle import Script, write_chat_bundle
+from tests.fixtures.model_made import load_toy, write_bundle
 
 OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
 REPLY = Reply("c", (6,), "length", Stats())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice.engines.protocol import Outputs
-from tests.model_made import model_over, write_bundle
-from tests.toy_engine import VOCAB, ToyEngine
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import VOCAB, ToyEngine
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from ondevice.cli import completion, main
 from ondevice.cli.completion import SHELLS, complete
 from ondevice.cli.main import COMMANDS
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from ondevice.generate.drafters import registry
 from tests.drafters.test_draft_model import with_other_vocabulary
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import re
 import signal
 import sys
 import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from ondevice.cli.generate import STATS_KEYS
 from ondevice.cli.main import main
 from ondevice.cli.options import unescape
 from tests.conftest import ROOT
-from tests.model_made import load_toy, write_bundle
+from tests.fixtures.model_made import load_toy, write_bundle
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"], "additionalProperties": False}
 
@@ -213,7 +215,7 @@ def test_unescape():
 
 def interrupt_after(monkeypatch, forwards):
     """Send this process a Ctrl-C during the forward of this number."""
-    from tests.toy_engine import ToyEngine
+    from tests.fixtures.toy_engine import ToyEngine
 
     real = ToyEngine.forward
 
@@ -279,7 +281,15 @@ def test_piped_text_comes_before_the_prompt(run, bundle, monkeypatch, piped, pro
 def test_a_line_explains_the_wait_for_an_open_pipe(run, bundle, monkeypatch):
     monkeypatch.setattr("ondevice.cli.prompts.PATIENCE_S", 0.0)
     reading, writing = os.pipe()
-    closing = threading.Timer(0.3, os.close, [writing])
+    written: Any = sys.stderr  # pytest's
+
+    def close():
+        ends = time.monotonic() + 300
+        while "waiting for" not in written.getvalue() and time.monotonic() < ends:
+            time.sleep(0.01)
+        os.close(writing)
+
+    closing = threading.Thread(target=close)
     closing.start()
     with os.fdopen(reading) as standard_input:
         monkeypatch.setattr(sys, "stdin", standard_input)

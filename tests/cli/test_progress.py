@@ -9,7 +9,7 @@ import pytest
 from ondevice.cli import progress
 from ondevice.cli.progress import byte_bar, prompt_bar
 from tests.cli.conftest import Terminal
-from tests.model_made import load_toy
+from tests.fixtures.model_made import load_toy
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from ondevice.cli import run as command
 from tests.cli.conftest import Terminal
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 
 @pytest.fixture

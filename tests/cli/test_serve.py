@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ondevice.server.running import Server
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

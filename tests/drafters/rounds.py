@@ -8,7 +8,7 @@ import numpy as np
 
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest
-from tests.toy_engine import ToyEngine
+from tests.fixtures.toy_engine import ToyEngine
 
 NO_OUTPUTS = Outputs(np.zeros((99, 2), np.float32), np.zeros((99, 2), np.float32))
 NO_SESSION: Session = ToyEngine().open_session()

@@ -24,8 +24,8 @@ from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
 from tests.drafters.rounds import NO_SESSION, observe
-from tests.model_made import model_over, write_bundle
-from tests.toy_engine import VOCAB, Clock, ToyEngine, logits_after
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine, logits_after
 
 PROMPT = [2, 5, 7, 4]
 LONG = [4 + number * number % 7 for number in range(300)]

@@ -16,7 +16,7 @@ from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.drafters.registry import entry
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
-from tests.toy_engine import ToyEngine
+from tests.fixtures.toy_engine import ToyEngine
 
 VOCAB = 6
 

@@ -10,7 +10,7 @@ from ondevice.generate.drafters.simulated import FIRST, NEITHER, SECOND, Simulat
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
-from tests.toy_engine import ToyEngine, ToySession
+from tests.fixtures.toy_engine import ToyEngine, ToySession
 
 PROMPT = (2, 3, 5)
 COUNT = 40

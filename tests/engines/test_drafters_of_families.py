@@ -20,9 +20,9 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.errors import BundleCorruptError
 from ondevice_export import export
 from tests.conftest import ENGINES, MakePair, Once
-from tests.hostile import hostile_bundle, token_ids
-from tests.tiny_drafters import DRAFTERS, save_drafter
-from tests.tiny_families import CONTEXT, VOCAB
+from tests.fixtures.hostile import hostile_bundle, token_ids
+from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
+from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
 LISTED = ("smollm2", "llama3", "gemma3")

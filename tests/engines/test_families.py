@@ -17,7 +17,7 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice_export import export
 from tests.conftest import ENGINES, MakePair, Once
-from tests.tiny_families import FAMILIES, VOCAB, WINDOW
+from tests.fixtures.tiny_families import FAMILIES, VOCAB, WINDOW
 
 RANDOM = np.random.default_rng(7).integers(0, VOCAB, 60).tolist()
 PROMPT = [*RANDOM, *RANDOM[:30]]

@@ -18,7 +18,7 @@ from ondevice.errors import BundleCorruptError, UsageError
 from ondevice_export import export
 from ondevice_export.checkpoint.directory import SafetensorsCheckpoint
 from tests.conftest import ENGINES, MakePair
-from tests.tiny_models import QUANTISED
+from tests.fixtures.tiny_models import QUANTISED
 
 KINDS = ("medusa", "blockwise", "exit")
 WIDTH = 64

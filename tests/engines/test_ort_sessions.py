@@ -18,7 +18,7 @@ from ondevice.engines.ort import PREFILL_ROWS, Binding, OrtEngine, OrtSession
 from ondevice.engines.protocol import MAX_SESSIONS, ROOT, Rows, Session, TokenTree
 from ondevice.errors import SessionFileError, UsageError
 from tests.engines.sequences import copied, drafts, extend, forward, tokens
-from tests.toy_engine import ToyEngine
+from tests.fixtures.toy_engine import ToyEngine
 
 WINDOW = 256
 """Sliding window of the reference pair, in tokens."""

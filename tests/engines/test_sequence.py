@@ -16,7 +16,7 @@ from ondevice.engines.kv_cache import MARGIN, SLACK
 from ondevice.engines.protocol import ROOT, Rows, TokenTree
 from ondevice.engines.session_file import MAGIC
 from ondevice.errors import SessionFileError, UsageError
-from tests.toy_engine import VOCAB, WINDOW, ToyEngine, ToySession, logits_after
+from tests.fixtures.toy_engine import VOCAB, WINDOW, ToyEngine, ToySession, logits_after
 
 LONG = 5 * (WINDOW + SLACK)
 

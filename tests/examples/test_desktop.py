@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ondevice
-from tests.chat_bundle import Script, write_chat_bundle
 from tests.conftest import ROOT
+from tests.fixtures.chat_bundle import Script, write_chat_bundle
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication

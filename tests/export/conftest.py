@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ondevice_export import export
-from tests.tiny_models import FAMILIES, save_drafter, save_heads, save_target
+from tests.fixtures.tiny_models import FAMILIES, save_drafter, save_heads, save_target
 
 torch.set_num_threads(1)  # the models are too small to share
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError, OndeviceError, PairMismatchError, UsageError
 from ondevice_export import data_file, export
-from tests.tiny_models import save_drafter, save_target
+from tests.fixtures.tiny_models import save_drafter, save_target
 
 NORM = "model.layers.0.input_layernorm.weight"
 

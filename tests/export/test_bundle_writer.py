@@ -14,7 +14,7 @@ from ondevice.bundle import Bundle
 from ondevice_export import bundle_writer, export
 from ondevice_export.bundle_writer import Workspace, clean, retired_name
 from tests.conftest import REFERENCE
-from tests.tiny_models import save_target
+from tests.fixtures.tiny_models import save_target
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there a day must pass: it has no locks on directories")
 
@@ -106,7 +106,7 @@ from ondevice_export import exporter
 from ondevice.cli.main import main
 def wait(*words):
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 exporter.GraphFiles.write_drafter = wait
 sys.exit(main(["export", {str(REFERENCE / "target")!r}, "--out", {str(out)!r}]))
 """
@@ -115,7 +115,7 @@ sys.exit(main(["export", {str(REFERENCE / "target")!r}, "--out", {str(out)!r}]))
         assert running.stdout is not None
         assert running.stdout.readline() == "writing\n"
         running.send_signal(number)
-        errors = running.communicate(timeout=30)[1]
+        errors = running.communicate(timeout=300)[1]
     left = list(out.parent.iterdir())
     if number == signal.SIGKILL:
         assert [path.name.rpartition("-")[0] for path in left] == [".out.partial"]

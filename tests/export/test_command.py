@@ -23,7 +23,7 @@ from ondevice_export import command, export, original
 from ondevice_export.verify import Verification, tolerance_of, verify
 from tests.conftest import REFERENCE
 from tests.export.conftest import Pair
-from tests.tiny_models import VOCAB
+from tests.fixtures.tiny_models import VOCAB
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[2, *np.random.default_rng(seed).integers(3, VOCAB, 30).tolist()] for seed in (1, 2)]

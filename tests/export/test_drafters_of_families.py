@@ -14,8 +14,8 @@ from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice_export import export
-from tests.tiny_drafters import DRAFTERS, save_drafter
-from tests.tiny_families import VOCAB, WINDOW, save_family
+from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
+from tests.fixtures.tiny_families import VOCAB, WINDOW, save_family
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 2 * WINDOW + 5).tolist()
 

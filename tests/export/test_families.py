@@ -22,7 +22,7 @@ from ondevice_export.checkpoint.rope import rotary
 from ondevice_export.families.family import Family
 from ondevice_export.verify import verify
 from tests.conftest import ROOT
-from tests.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older_spelling, save_family
+from tests.fixtures.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older_spelling, save_family
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 3 * WINDOW + 5).tolist()
 

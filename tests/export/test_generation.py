@@ -14,7 +14,7 @@ from ondevice import Model
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.options import ScheduleName
 from tests.export.conftest import Pair
-from tests.tiny_models import VOCAB, WINDOW
+from tests.fixtures.tiny_models import VOCAB, WINDOW
 
 NEW_TOKENS = 64
 PROMPT = [2, *np.random.default_rng(3).integers(3, VOCAB, WINDOW - 4).tolist()]

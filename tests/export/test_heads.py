@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export import export
-from tests.tiny_models import save_heads, save_target
+from tests.fixtures.tiny_models import save_heads, save_target
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ondevice_export import export
-from tests.tiny_models import save_pair
+from tests.fixtures.tiny_models import save_pair
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import ondevice
 from ondevice.options import GenerationKeywords
 from ondevice_export import export
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.fuzz.bundles import IDS, Mutants
 from tests.fuzz.exports import Exports, GgufExports
 from tests.fuzz.media import Media

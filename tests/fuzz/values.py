@@ -21,9 +21,9 @@ from ondevice.bundle import MANIFEST
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.tensor_table import DRAFTER_ORDERING, DRAFTER_TOKENS, ORDERING, Tensor
 from ondevice.engines.protocol import ATTENTION_TYPES, KVCacheType
+from tests.fixtures.hostile import KINDS, Change, hostile_bundle, hostile_session, numbers, patterns, token_ids
 from tests.fuzz import child
 from tests.fuzz.bundles import ENGINES, IDS
-from tests.hostile import KINDS, Change, hostile_bundle, hostile_session, numbers, patterns, token_ids
 
 SECONDS = 120.0
 """Limit of a child: it generates several times, after up to 2,600 tokens."""

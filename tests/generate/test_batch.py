@@ -19,7 +19,7 @@ from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.stats import Round
-from tests.toy_engine import VOCAB, Clock, ToyEngine
+from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine
 
 FORWARD_S = 0.004
 """Seconds of a forward of one row per sequence."""
@@ -78,7 +78,7 @@ def in_threads(*jobs: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
         assert not thread.is_alive()
     return results
 
@@ -308,7 +308,7 @@ def test_slots_are_given_in_order() -> None:
     assert order == []
     first.leave()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=300)
     assert order == [0, 1, 2, 3, 4]
 
 
@@ -346,7 +346,7 @@ def test_a_thread_does_not_wait_for_itself() -> None:
     waiting = threading.Thread(target=batch.join)
     waiting.start()
     first.leave()
-    waiting.join(timeout=30)
+    waiting.join(timeout=300)
     assert not waiting.is_alive()
 
 

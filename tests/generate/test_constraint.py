@@ -19,7 +19,7 @@ from ondevice.generate.request import Limits, SamplingOptions, TokenMask
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import keep_allowed
 from ondevice.generate.verify import accept
-from tests.toy_engine import VOCAB, ToyEngine
+from tests.fixtures.toy_engine import VOCAB, ToyEngine
 
 PROMPT = [1, 2, 3]
 SEED = 1

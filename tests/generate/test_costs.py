@@ -19,8 +19,8 @@ from ondevice.generate.costs import (
     rising,
 )
 from ondevice.generate.stats import ForwardCost, Round
+from tests.fixtures.toy_engine import ToyEngine
 from tests.generate.rounds import decoded
-from tests.toy_engine import ToyEngine
 
 
 def teach(costs: Costs, rows: int, *seconds: float) -> None:

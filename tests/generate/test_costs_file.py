@@ -6,10 +6,10 @@ import pytest
 from ondevice.generate import costs as costs_file
 from ondevice.generate.controller import Controller
 from ondevice.generate.costs import Costs, CostsFile, KnownCosts
+from tests.fixtures.model_made import BOS, load_toy, model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.generate.rounds import decoded
 from tests.generate.simulation import DiceDrafter, World, simulate, speed
-from tests.model_made import BOS, load_toy, model_over, write_bundle
-from tests.toy_engine import ToyEngine
 
 KEY = ["0.1.0", "a processor", "weights", "simd", "fp16", "2"]
 KNOWN = KnownCosts(1e9, 1.0, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}})

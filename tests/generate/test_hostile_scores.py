@@ -20,9 +20,9 @@ from ondevice.generate.sampling_kernels import (
     select_reaching,
     select_top_k,
 )
-from tests.guards import Guards
-from tests.hostile import KINDS, filled
-from tests.pairwise import pairwise_cases
+from tests.fixtures.guards import Guards
+from tests.fixtures.hostile import KINDS, filled
+from tests.fixtures.pairwise import pairwise_cases
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

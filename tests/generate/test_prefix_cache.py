@@ -12,7 +12,7 @@ from ondevice.engines.kv_cache import SLACK
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.generate import prefix_cache
 from ondevice.generate.prefix_cache import MIN_COPIED, PrefixCache, common_length
-from tests.toy_engine import VOCAB, WINDOW, ToyEngine, ToySession
+from tests.fixtures.toy_engine import VOCAB, WINDOW, ToyEngine, ToySession
 
 PLENTY = 1 << 40
 
@@ -147,7 +147,7 @@ def test_several_threads_take_and_keep(engine: ToyEngine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
         assert not thread.is_alive()
     assert not wrong
 

@@ -10,8 +10,8 @@ from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import RowDraw
+from tests.fixtures.pairwise import pairwise
 from tests.generate.noise import gumbel_at
-from tests.pairwise import pairwise
 
 VOCAB = 300
 

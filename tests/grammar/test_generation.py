@@ -16,11 +16,11 @@ import pytest
 import ondevice
 from ondevice import GrammarError, Model, Reply, UsageError
 from ondevice.generate.drafters.ngram import NgramDrafter
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.grammar.walks import schema_format
-from tests.model_made import model_over, write_bundle
 from tests.text.conversations import CLOCK, WEATHER
-from tests.toy_engine import ToyEngine
 
 PROMPT = "def person():\n    return "
 SCHEMA = {

@@ -15,9 +15,9 @@ from ondevice.bundle_format import graph_io
 from ondevice.errors import CheckpointError
 from ondevice.media.sounds import Samples
 from ondevice_export import export
+from tests.fixtures.tiny_models import AUDIO_KEYS, AUDIO_LAYERS, MEL_BINS
 from tests.media.sounds_made import tone
 from tests.media.towers import audio_tower, encoded, reference_model
-from tests.tiny_models import AUDIO_KEYS, AUDIO_LAYERS, MEL_BINS
 
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
 

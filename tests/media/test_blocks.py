@@ -19,8 +19,8 @@ from ondevice.engines.protocol import AttentionOptions, Engine, Rows, Session, T
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
 from tests.conftest import ENGINES
+from tests.fixtures.tiny_models import BEGIN, BLOCKWISE, END, IMAGE, WINDOW
 from tests.media.towers import reference_model
-from tests.tiny_models import BEGIN, BLOCKWISE, END, IMAGE, WINDOW
 
 RNG = np.random.default_rng(3)
 SIZES = (2 * WINDOW, 7, 1)

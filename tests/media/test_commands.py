@@ -18,7 +18,7 @@ from ondevice import Image, Model, Video
 from ondevice.cli.chat import Conversation, completions, run_command
 from ondevice.cli.main import main
 from ondevice.cli.prompts import dropped_files
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.media.pictures_made import png
 from tests.media.sounds_made import tone, wav
 

@@ -31,7 +31,7 @@ class SlowTower:
 
     begun : set when the first encoding begins
     go_on : what encodings wait for
-    gave_up : set by one that has waited for minutes, so that a test fails where it would wait forever
+    gave_up : set by one that has waited for `PATIENCE_S`, so that a test fails where it would wait forever
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class SlowTower:
 
     def wait(self) -> None:
         self.begun.set()
-        if not self.go_on.wait(PATIENCE_S / 10):
+        if not self.go_on.wait(PATIENCE_S):
             self.gave_up.set()
 
     @property

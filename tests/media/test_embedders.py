@@ -15,10 +15,10 @@ from ondevice.bundle_format import graph_io
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder
 from ondevice.media.sounds import Samples
+from tests.fixtures.tiny_models import AUDIO, BEGIN, BLOCKWISE, END, IMAGE, PATCH, POOL, SEEING
 from tests.media.pictures_made import noise, png
 from tests.media.sounds_made import tone, wav
 from tests.media.towers import audio_tower, encoded, reference_model, vision_tower
-from tests.tiny_models import AUDIO, BEGIN, BLOCKWISE, END, IMAGE, PATCH, POOL, SEEING
 
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
 

@@ -14,9 +14,9 @@ from ondevice.bundle import Bundle
 from ondevice.media.encoded import EncodedMedia
 from ondevice.media.images import Pixels
 from ondevice.media.tower import Tower
+from tests.fixtures.tiny_models import PATCH, POOL
 from tests.media.pictures_made import noise
 from tests.media.towers import vision_tower
-from tests.tiny_models import PATCH, POOL
 
 ROW_BYTES = 4 * 8
 

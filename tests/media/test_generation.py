@@ -17,9 +17,9 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.generate.batch import ForwardTimes
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from tests.conftest import ENGINES
+from tests.fixtures.tiny_models import BEGIN, END, IMAGE, PATCH, POOL
 from tests.media.pictures_made import noise, png, saved
 from tests.media.towers import assert_greedy
-from tests.tiny_models import BEGIN, END, IMAGE, PATCH, POOL
 
 SQUARE, WIDE = png(50, 50), png(30, 90, seed=1)
 TEXT = "a b\na b\na the fox\na b"

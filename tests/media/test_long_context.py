@@ -25,9 +25,9 @@ from ondevice.generate import loop
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.text.messages import ChatOptions
+from tests.fixtures.tiny_models import IMAGE, SEEING
 from tests.media.pictures_made import png
 from tests.media.towers import reference_model
-from tests.tiny_models import IMAGE, SEEING
 
 LONG, CONTEXT = 8192, 9216
 PLACES = ("front", "middle")

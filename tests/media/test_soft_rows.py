@@ -13,7 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import AttentionOptions, Engine, Rows, Session, TokenTree
 from tests.conftest import ENGINES
-from tests.tiny_models import BEGIN, END, IMAGE, VOCAB
+from tests.fixtures.tiny_models import BEGIN, END, IMAGE, VOCAB
 
 RNG = np.random.default_rng(3)
 SOFT = 30

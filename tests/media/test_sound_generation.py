@@ -18,10 +18,7 @@ from ondevice.bundle_format.audio import AudioEntry
 from ondevice.generate.batch import ForwardTimes
 from ondevice.media.sounds import Sound
 from tests.conftest import ENGINES
-from tests.media.pictures_made import noise, png, saved
-from tests.media.sounds_made import tone, wav
-from tests.media.towers import assert_greedy, audio_tower, encoded, reference_model
-from tests.tiny_models import (
+from tests.fixtures.tiny_models import (
     AUDIO,
     BEGIN,
     BEGIN_AUDIO,
@@ -32,6 +29,9 @@ from tests.tiny_models import (
     PATCH,
     POOL,
 )
+from tests.media.pictures_made import noise, png, saved
+from tests.media.sounds_made import tone, wav
+from tests.media.towers import assert_greedy, audio_tower, encoded, reference_model
 
 FAMILY = "seeing"
 SHORT, LONG = wav(tone(0.7, 300)), wav(tone(1.9, 900), 44_100)

@@ -19,9 +19,9 @@ from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
 from ondevice_export import export
 from ondevice_export.matrices import MAX_ACTIVATION
+from tests.fixtures.tiny_models import PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS
 from tests.media.pictures_made import noise
 from tests.media.towers import encoded, vision_tower
-from tests.tiny_models import PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS
 
 PICTURE = Pixels(noise(5 * PATCH * POOL, 3 * PATCH * POOL), PATCH, POOL)
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")

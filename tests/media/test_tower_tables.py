@@ -14,7 +14,7 @@ from ondevice.bundle_format.tensor_table import ALIGNMENT, Scales, Shapes, Tenso
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import estimate_bytes
-from tests.tiny_models import SEEING
+from tests.fixtures.tiny_models import SEEING
 
 FAR = 1 << 30
 """Offset of scales beyond any tensor of a tiny tower."""

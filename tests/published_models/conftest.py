@@ -14,7 +14,7 @@ import ondevice
 from ondevice import Model
 from ondevice_export import export
 from tests.conftest import Once
-from tests.published import published
+from tests.fixtures.published import published
 
 MODELS = ("smollm2", "gemma3")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.tiny_models import VOCAB, save_drafter, save_target
+from tests.fixtures.tiny_models import VOCAB, save_drafter, save_target
 
 torch.set_num_threads(1)  # the models are too small to share
 

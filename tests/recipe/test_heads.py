@@ -17,7 +17,7 @@ from ondevice_export import export
 from ondevice_export.checkpoint.heads import weights_sha256
 from ondevice_export.checkpoint.models import open_target
 from ondevice_export.checkpoint.source import locate
-from tests.tiny_models import VOCAB
+from tests.fixtures.tiny_models import VOCAB
 
 
 def test_the_exporter_knows_the_same_weights(pair: Path) -> None:

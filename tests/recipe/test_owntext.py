@@ -12,7 +12,7 @@ import torch
 from dataset import Blocks
 from transformers import Gemma4ForCausalLM
 
-from tests.tiny_models import VOCAB
+from tests.fixtures.tiny_models import VOCAB
 
 
 def test_the_engine_continues_prompts_of_the_stream(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from states import FrozenTarget
 from target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-from tests.tiny_families import save_family
-from tests.tiny_models import VOCAB
+from tests.fixtures.tiny_families import save_family
+from tests.fixtures.tiny_models import VOCAB
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ import pytest
 import ondevice
 from ondevice import Generation, Model, Prompt
 from ondevice.engines.protocol import Rows
-from tests.chat_bundle import Script, write_chat_bundle
-from tests.model_made import model_over, write_bundle
+from tests.fixtures.chat_bundle import Script, write_chat_bundle
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.server.browsing import browser, open_page, relay
 from tests.server.served import PATIENCE_S, Served, serving
-from tests.toy_engine import ToyEngine
 
 __all__ = ["browser", "open_page", "relay"]
 

@@ -135,7 +135,7 @@ def test_a_failing_engine_ends_its_reply_with_an_error(serve_toy, gate, monkeypa
         raise RuntimeError("an internal detail")
 
     with serve_toy() as served:
-        monkeypatch.setattr("tests.toy_engine.ToyEngine.forward", fail)
+        monkeypatch.setattr("tests.fixtures.toy_engine.ToyEngine.forward", fail)
         answer = served.post(TEXT, prompt="abc")
         assert (answer.status, answer.body["error"]["type"]) == (500, "server_error")
         assert "an internal detail" not in answer.body["error"]["message"]
@@ -146,7 +146,7 @@ def test_a_failing_engine_ends_its_reply_with_an_error(serve_toy, gate, monkeypa
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stopping_the_server_cancels_replies(serve_toy, gate, stream):
-    with serve_toy() as served:
+    with serve_toy(context_length=4000) as served:
         gate.close()
         found = []
 

@@ -16,9 +16,9 @@ from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import Models, ServedModel
 from ondevice.server.page import FILES
 from ondevice.server.replies import AdmissionQueue
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
+from tests.fixtures.model_made import load_toy
 from tests.fuzz.requests import PATHS, SERVED, VALID, Requests
-from tests.model_made import load_toy
 from tests.server.alone import Alone, served_alone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")

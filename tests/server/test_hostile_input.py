@@ -19,7 +19,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.server import bodies
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.server.alone import Alone, served_alone
 from tests.server.served import PATIENCE_S
 

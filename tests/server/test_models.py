@@ -11,9 +11,9 @@ from ondevice.errors import UsageError
 from ondevice.model import CACHE_BYTES
 from ondevice.server.model_manager import ModelManager, Models, ServedModel
 from ondevice.server.running import Server, Setup
-from tests.model_made import model_over, write_bundle
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.server.served import running, wait_until
-from tests.toy_engine import ToyEngine
 
 
 @pytest.fixture

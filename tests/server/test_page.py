@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from ondevice.server.guard import Rules
 from ondevice.server.page import FILES
 from tests.conftest import ROOT
-from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, send, wait_for_end
+from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, new_chat, resize, send, wait_for_end
 
 PAGE = ROOT / "ondevice" / "server" / "page"
 
@@ -68,6 +68,12 @@ def test_markdown_and_nothing_else(open_page, scripted):
     ]
 
 
+def stop_clock(page):
+    """Let no time pass for the page, in which a label changes back."""
+    page.clock.install(time=0)
+    page.clock.pause_at(3600)
+
+
 def test_copy(open_page, scripted):
     page = open_page(scripted.served)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -75,6 +81,7 @@ def test_copy(open_page, scripted):
     send(page, "Code")
     wait_for_end(page)
     expect(page.locator(".bar .language")).to_have_text("python")
+    stop_clock(page)
     page.get_by_role("button", name="Copy the code").click()
     expect(page.locator(".bar .copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
@@ -89,7 +96,7 @@ def test_a_refused_clipboard_is_said_and_the_label_returns(open_page, scripted):
     send(page, "Copy")
     wait_for_end(page)
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
-    page.clock.install()
+    stop_clock(page)
     page.get_by_role("button", name="Copy the reply").click()
     expect(page.locator(".foot .copy")).to_have_text("Refused")
     page.clock.run_for(3000)
@@ -156,8 +163,7 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     send(page, "second")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["input"]] == ["first", "One.", "second"]
-    page.click("#new")
-    expect(page.locator(".turn")).to_have_count(0)
+    new_chat(page)
     send(page, "third")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["input"]] == ["third"]
@@ -174,6 +180,9 @@ def stream(events):
     end = {"type": "response.completed", "response": {**response, "status": "completed", "usage": None}}
     numbered = [{**event, "sequence_number": number} for number, event in enumerate([begin, *events, end])]
     return "".join(f"id: {event['sequence_number']}\ndata: {json.dumps(event)}\n\n" for event in numbered)
+
+
+A_ROUND = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
 
 
 def test_rounds_and_context(open_page, scripted):
@@ -312,7 +321,7 @@ def test_pictures(open_page, scripted, request, monkeypatch, tmp_path, name, row
     """Nothing is wider than the window; with --pictures, the pictures of the documentation are written."""
     monkeypatch.setattr(scripted.model, "stream", partial(scripted.model.stream, **DRAFTS))
     page = open_page(scripted.served)
-    page.set_viewport_size({"width": size[0], "height": size[1]})
+    resize(page, *size)
     page.emulate_media(color_scheme=scheme)
     page.reload()
     expect(page.locator("#model")).to_have_text("reference")
@@ -320,6 +329,7 @@ def test_pictures(open_page, scripted, request, monkeypatch, tmp_path, name, row
     send(page, "Does sorting keep the order?")  # the drafter knows much of the next text, but not the order of names
     wait_for_end(page)
     page.keyboard.press("Control+Shift+O")
+    expect(page.locator(".turn")).to_have_count(0)
     scripted.says(answer_about(row))
     send(page, f"How do I sort {row}s by several keys?")
     wait_for_end(page)
@@ -376,14 +386,43 @@ def test_nothing_jumps_while_a_reply_grows(open_page, scripted, before):
     whole = f"First:\n\n```python\n{code}```\n\n{entries}\nThe last paragraph."
     deltas = [text(whole[at : at + 6]) for at in range(0, len(whole), 6)]
     call = {"type": "response.output_item.done", "item": {"type": "function_call", "name": "look", "arguments": "{}"}}
-    figures = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
-    pieces = [[each, {"type": "response.round", "round": figures}] for each in [*thoughts, *deltas, call]]
+    pieces = [[each, {"type": "response.round", "round": A_ROUND}] for each in [*thoughts, *deltas, call]]
     first, *others = stream(list(chain.from_iterable(pieces))).strip().split("\n\n")
     parts = [first, *("\n\n".join(others[at : at + 2]) for at in range(0, len(others), 2))]
     shifts = page.evaluate(STREAM, parts)
     assert sum(value for value, *_ in shifts) < 0.001, shifts
     expect(page.locator(".body").last).to_contain_text("The last paragraph.")
     expect(page.locator(".turn .figures").last).to_contain_text("tokens per round")
+
+
+def test_a_reply_is_complete_when_its_stream_has_ended(open_page, served):
+    """Not with its last event: the button that stops it would give way before those of a complete reply are there."""
+    page = open_page(served)
+    before, after = page.evaluate(
+        """async (events) => {
+            const real = window.fetch;
+            const body = new TransformStream();
+            window.fetch = (path, options) => (
+                path === "v1/responses" ? Promise.resolve(new Response(body.readable)) : real(path, options)
+            );
+            let now = performance.now();
+            performance.now = () => (now += 1000); // each event is kept
+            document.getElementById("message").value = "How?";
+            document.getElementById("form").requestSubmit();
+            const state = () => [document.getElementById("send").hidden, document.querySelectorAll(".again").length];
+            const writer = body.writable.getWriter();
+            await writer.write(new TextEncoder().encode(events));
+            while (!Object.values(localStorage).some((each) => each.includes('"content":"Yes."'))) {
+                await new Promise((resolve) => setTimeout(resolve, 1));
+            }
+            const before = state();
+            await writer.close();
+            while (!document.querySelector(".again")) await new Promise((resolve) => setTimeout(resolve, 1));
+            return [before, state()];
+        }""",
+        stream([text("Yes."), {"type": "response.round", "round": A_ROUND}]),
+    )
+    assert (before, after) == ([True, 0], [False, 1])
 
 
 def test_colours(open_page, served):

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from ondevice.server.guard import Rules
 from tests.conftest import ROOT
-from tests.server.browsing import DRAFTS, send, wait_for_end
+from tests.server.browsing import DRAFTS, new_chat, resize, send, wait_for_end
 
 ROOTS = r"""The roots of $ax^2 + bx + c = 0$ are
 
@@ -54,8 +54,7 @@ def test_math(open_page, scripted):
     answered(page, scripted, ROOTS)
     expect(page.locator(".body math")).to_have_count(3)
     expect(page.locator(".displayed math mfrac msqrt")).to_have_count(1)
-    page.evaluate("document.fonts.ready")
-    assert page.evaluate("[...document.fonts].map((each) => each.status)") == ["loaded"]
+    page.wait_for_function("() => [...document.fonts].map((each) => each.status).join() === 'loaded'")
     assert loaded[0].endswith("/vendor/temml.js")
     assert {url.rpartition("/")[2] for url in loaded} <= {"temml.js", "noto-sans-math.woff2"}
     page.reload()
@@ -100,7 +99,7 @@ def test_tables_and_tasks(open_page, scripted):
     assert aligned == ["left", "center", "right"]
     expect(page.locator("li .task")).to_have_text(["☑", "☐"])
     expect(page.get_by_role("img", name="to do")).to_have_count(1)
-    page.set_viewport_size({"width": 320, "height": 640})
+    resize(page, 320, 640)
     frame = page.locator(".table").last
     assert frame.evaluate("(each) => each.scrollWidth > each.clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth") == 320
@@ -167,8 +166,9 @@ def test_an_empty_chat_says_what_the_model_can_do(open_page, scripted):
     expect(page.locator(".user .text")).to_have_text(asked)
     expect(page.locator("#empty")).to_be_hidden()
     wait_for_end(page)
-    page.click("#new")
+    new_chat(page)
     expect(page.locator(".example")).to_have_count(4)
+    expect(page.locator("#empty")).to_be_visible()
 
 
 def test_a_wrong_key(open_page, serve_toy):
@@ -199,9 +199,8 @@ def findings(page):
 def test_axe_finds_nothing(open_page, scripted, scheme, width):
     """In an empty chat, a conversation, an editor, with the list open, and in the dialogs."""
     page = open_page(scripted.served)
-    page.set_viewport_size({"width": width, "height": 800})
+    resize(page, width, 800)
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    page.evaluate("() => (document.documentElement.style.transition = 'none')")
     assert findings(page) == []
     answered(page, scripted, f"# Roots\n\n{LESSON}\n\n> a [link](https://example.org)")
     page.click("text=Regenerate")
@@ -235,7 +234,7 @@ def test_pictures(open_page, scripted, request, monkeypatch, tmp_path, name, siz
     """Nothing is wider than the window; with --pictures, the first one is written for the documentation."""
     monkeypatch.setattr(scripted.model, "stream", partial(scripted.model.stream, **DRAFTS))
     page = open_page(scripted.served)
-    page.set_viewport_size({"width": size[0], "height": size[1]})
+    resize(page, *size)
     page.emulate_media(color_scheme=scheme)
     if "math" in name:
         answered(page, scripted, LESSON, "How do I solve a quadratic equation?")

@@ -13,27 +13,32 @@ from playwright.sync_api import expect
 from ondevice.bundle import Bundle
 from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
-from tests.model_made import model_over, write_bundle
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 from tests.server.alone import served_alone
-from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, send, wait_for_end
+from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, new_chat, send, wait_for_end
 from tests.server.served import PATIENCE_S, running, wait_until
-from tests.toy_engine import ToyEngine
 
 GONE = "The server does not answer. This page joins it again by itself."
 LOST = "no longer has this reply"
 WORD = re.compile(r"\w")
 
 
+TEXT = """(question) => {
+    const names = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
+    const all = names.map((name) => JSON.parse(localStorage[name]).messages);
+    return all.find(([first]) => first.content === question).at(-1).content;
+}"""
+
+
 def text_of(page, question="abc"):
     """The text of the reply to a question as it is kept in the browser."""
-    return page.evaluate(
-        """(question) => {
-            const names = Object.keys(localStorage).filter((each) => each.startsWith("ondevice.conversation."));
-            const all = names.map((name) => JSON.parse(localStorage[name]).messages);
-            return all.find(([first]) => first.content === question).at(-1).content;
-        }""",
-        question,
-    )
+    return page.evaluate(TEXT, question)
+
+
+def expect_text(page, wanted):
+    """Wait until this text of a reply is kept in the browser: tabs see what others keep a moment later."""
+    page.wait_for_function(f"([question, wanted]) => ({TEXT})(question) === wanted", arg=["abc", wanted])
 
 
 def whole_text(served, question="abc"):
@@ -57,7 +62,7 @@ def test_a_reload_joins_the_reply(open_page, serve_toy, gate):
         gate.close(behind=30)
         send(page, "abc")
         expect(page.locator(".body")).to_have_text(WORD)
-        assert "#/c/" in page.url
+        expect(page).to_have_url(re.compile("#/c/"))
         page.reload()
         expect(page.locator(".body")).to_have_text(WORD)
         expect(page.locator("#stop")).to_be_visible()
@@ -65,7 +70,7 @@ def test_a_reload_joins_the_reply(open_page, serve_toy, gate):
             page.reload()
         gate.open()
         wait_for_end(page)
-        assert text_of(page) == whole_text(served)
+        expect_text(page, whole_text(served))
         assert len(bodies) == 1
 
 
@@ -78,16 +83,16 @@ def test_a_reply_goes_on_without_its_tab_and_is_forgotten_when_it_was_read(open_
             send(page, "abc")
         expect(page.locator(".body")).to_have_text(WORD)
         assert answered.value.ok
+        response_id = other.wait_for_function(
+            "() => Object.values(localStorage).map((each) => each.match(/resp_\\w+/)?.[0]).find(Boolean)"
+        ).json_value()
         address = page.url
         page.close()
         gate.open()
         served.wait_until_idle()
-        response_id = other.evaluate(
-            "() => Object.values(localStorage).map((each) => each.match(/resp_\\w+/)?.[0]).find(Boolean)"
-        )
         other.goto(address)
         wait_for_end(other)
-        assert text_of(other) == whole_text(served)
+        expect_text(other, whole_text(served))
         wait_until(lambda: served.get(f"/v1/responses/{response_id}").status == 404)
 
 
@@ -110,7 +115,7 @@ def test_a_question_that_was_not_sent_is_sent_by_another_tab(open_page, serve_to
         expect(page.locator("#stop")).to_be_visible()
         page.close()
         wait_for_end(other)
-        assert text_of(other) == whole_text(served)
+        expect_text(other, whole_text(served))
 
 
 def test_another_tab_shows_why_a_reply_was_refused(open_page, serve_toy):
@@ -151,7 +156,23 @@ def test_without_locks(open_page, serve_toy):
         expect(other.locator(".body")).to_have_text(WORD)
         expect(other.locator(".failure")).to_have_count(0)
         wait_for_end(other)
-        assert text_of(other) == whole_text(served)
+        expect_text(other, whole_text(served))
+
+
+def test_a_name_that_is_being_typed_stays_when_a_reply_ends(open_page, serve_toy, gate):
+    with serve_toy() as served:
+        page = open_page(served)
+        gate.close(behind=20)
+        send(page, "abc")
+        expect(page.locator(".body")).to_have_text(WORD)
+        page.get_by_role("button", name="Rename").click()
+        page.fill("#list input", "A na")
+        gate.open()
+        wait_for_end(page)
+        expect(page.locator("#list input")).to_have_value("A na")
+        page.keyboard.type("me")
+        page.keyboard.press("Enter")
+        expect(page.locator("#list .name")).to_have_text("A name")
 
 
 def test_two_tabs_show_the_same(open_page, serve_toy, gate):
@@ -166,7 +187,7 @@ def test_two_tabs_show_the_same(open_page, serve_toy, gate):
         gate.open()
         wait_for_end(page)
         wait_for_end(other)
-        assert page.locator(".body").inner_text() == other.locator(".body").inner_text()
+        expect(other.locator(".body")).to_have_text(page.locator(".body").inner_text(), use_inner_text=True)
         other.get_by_role("button", name="Rename").click()
         other.fill("#list input", "A name")
         page.locator(".edit").click()
@@ -192,16 +213,15 @@ def test_a_new_chat_leaves_the_reply_running(open_page, serve_toy, gate):
         send(page, "abc")
         expect(page.locator(".body")).to_have_text(WORD)
         address = page.url
-        page.click("#new")
-        expect(page.locator(".turn")).to_have_count(0)
+        new_chat(page)
         expect(page.locator("#list .dot")).to_have_count(1)
         expect(page.locator("#send")).to_be_visible()
         gate.open()
         expect(page.locator("#list .dot")).to_have_count(0)
         page.go_back()
-        assert page.url == address
+        expect(page).to_have_url(address)
         expect(page.locator(".turn")).to_have_count(2)
-        assert text_of(page) == whole_text(served)
+        expect_text(page, whole_text(served))
 
 
 def test_many_replies_at_a_time_leave_connections_free(open_page, serve_toy, gate):
@@ -213,7 +233,7 @@ def test_many_replies_at_a_time_leave_connections_free(open_page, serve_toy, gat
             send(page, f"question {number}")
             expect(page.locator("#list .dot")).to_have_count(number + 1)
             expect(page.locator(".wait")).to_be_visible()
-            page.click("#new")
+            new_chat(page)
         gate.open()
         expect(page.locator("#list .dot")).to_have_count(0)
         page.locator("#list .name").first.click()
@@ -240,7 +260,7 @@ def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate, relay):
         relay.lead_to(served)
         wait_for_end(page)
         expect(page.locator("#status")).to_have_text("")
-        assert text_of(page) == whole_text(served)
+        expect_text(page, whole_text(served))
 
 
 def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, tmp_path, relay):
@@ -256,7 +276,7 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         relay.cut()
         expect(page.locator("#status")).to_have_text(GONE)
         before = text_of(page, "def f(x):")
-    page.click("#new")
+    new_chat(page)
     send(page, "class Tree:")
     expect(page.locator(".turn")).to_have_count(2)
     with served_alone(reference_bundle, tmp_path) as served:
@@ -306,7 +326,7 @@ def test_a_hidden_tab_leaves_its_connection_and_gets_the_reply(open_page, serve_
             hide(page, True)
         gate.open()
         wait_for_end(page)
-        assert text_of(page) == whole_text(served)
+        expect_text(page, whole_text(served))
 
 
 def hide(page, is_hidden):
@@ -343,7 +363,7 @@ def test_deleting_a_conversation_ends_its_reply(open_page, serve_toy, gate):
         gate.open()
         served.wait_until_idle()
         assert served.gauge("tokens_predicted_total") < 1000
-        assert page.evaluate("Object.keys(localStorage).length") == 0
+        page.wait_for_function("() => Object.keys(localStorage).length === 0")
 
 
 def test_a_reply_that_was_refused_is_asked_for_again(open_page, scripted):
@@ -442,7 +462,7 @@ def test_search_and_titles(open_page, scripted):
     send(page, "Which kinds of weather are there in the north of the country, and what do they bring?")
     wait_for_end(page)
     expect(page.locator("#list .name")).to_have_text("Which kinds of weather are there in the north…")
-    page.click("#new")
+    new_chat(page)
     scripted.says("Yes.<turn|>")
     send(page, "Short")
     wait_for_end(page)
@@ -487,10 +507,12 @@ def test_the_place_in_the_queue_and_the_share_that_was_read(open_page, serve_toy
             expect(page.locator("#stop")).to_be_visible()
             wait_until(lambda: served.gauge("requests_processing") == 1)
             if text == "abc":
-                page.click("#new")
+                new_chat(page)
         expect(page.locator(".wait")).to_have_text("Waiting for a free slot: next in the queue")
         page.go_back()
+        expect(page.locator(".turn")).to_have_count(0)
         page.go_back()
+        expect(page.locator(".user .text")).to_have_text("abc")
         page.click("#stop")
         gate.step()
         wait_for_end(page)

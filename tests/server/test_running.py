@@ -63,7 +63,7 @@ def is_ready(url):
 def listens(address):
     try:
         socket.create_connection((address["host"], address["port"]), PATIENCE_S).close()
-    except ConnectionRefusedError:
+    except ConnectionError:
         return False
     return True
 

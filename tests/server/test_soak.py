@@ -18,7 +18,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.model import CACHE_BYTES
-from tests.chat_bundle import write_chat_bundle
+from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.server.alone import Alone, served_alone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")

@@ -10,7 +10,7 @@ from ondevice.errors import BundleCorruptError
 from ondevice.generate.stats import DraftCounts
 from ondevice.server.metrics import Metrics
 from ondevice.server.requests import RequestFields
-from tests.model_made import load_toy
+from tests.fixtures.model_made import load_toy
 from tests.server.served import PATIENCE_S, serving, wait_until
 
 
@@ -65,7 +65,7 @@ def test_a_request_that_takes_long_to_read_stops_no_other(served, monkeypatch, p
 
     def slow(self, name):
         reading.set()
-        assert answered.wait(PATIENCE_S / 10)
+        assert answered.wait(PATIENCE_S)
         return method(self, name)
 
     monkeypatch.setattr(RequestFields, reader, slow)
@@ -121,7 +121,7 @@ def test_requests_during_the_first_load_get_503(toy_bundle):
     may_load = threading.Event()
 
     def load():
-        assert may_load.wait(60)
+        assert may_load.wait(PATIENCE_S)
         return load_toy(toy_bundle)
 
     with serving(toy_bundle, load, wait=False) as served, ExitStack() as last:

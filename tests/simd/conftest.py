@@ -17,10 +17,10 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice_export import export
 from tests.conftest import MakePair, Once
-from tests.pairwise import pairwise_cases
+from tests.fixtures.pairwise import pairwise_cases
+from tests.fixtures.tiny_models import QUANTISED
+from tests.fixtures.trained_models import TRAINED
 from tests.simd.hostile_forwards import write_all
-from tests.tiny_models import QUANTISED
-from tests.trained_models import TRAINED
 
 AFFINE, TABLE = "affine", "table"
 """The pair of E2B's kind with one of these formats in all quantised matrices and tables of the target: int4 with

@@ -12,7 +12,7 @@ import pytest
 from ondevice.engines import kv_cache
 from ondevice.engines.protocol import ROOT, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdSession
-from tests.tiny_models import VOCAB
+from tests.fixtures.tiny_models import VOCAB
 
 
 def run(session: SimdSession, tokens: TokenTree | Sequence[int], wanted: Sequence[int]) -> Outputs:

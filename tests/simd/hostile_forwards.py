@@ -22,8 +22,8 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import BundleCorruptError
 from ondevice.native import library
-from tests.guards import Guards
-from tests.hostile import MIXTURES, Change, hostile_bundle, hostile_session, numbers, patterns
+from tests.fixtures.guards import Guards
+from tests.fixtures.hostile import MIXTURES, Change, hostile_bundle, hostile_session, numbers, patterns
 
 NAN_AMONG, ALL_KINDS = MIXTURES
 

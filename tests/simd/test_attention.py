@@ -19,7 +19,7 @@ from ondevice.engines.simd.kernels.attention.float_tile import TILE_PAIRS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
 from ondevice.engines.simd.kernels.attention.scratch import KVHead
 from ondevice.engines.simd.kernels.contract import PART, SCORE_BYTES, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
-from tests.pairwise import pairwise
+from tests.fixtures.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
 

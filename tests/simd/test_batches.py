@@ -17,8 +17,8 @@ from ondevice.engines.simd import buffers
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import SessionFileError, UsageError
+from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.forwards import assert_row_alone, drafted, extend, interrupted_allocations, path_to, random_tree, run
-from tests.tiny_models import CONTEXT, VOCAB
 
 SESSIONS = 5
 

@@ -19,7 +19,7 @@ from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import UsageError
-from tests.tiny_models import CONTEXT, VOCAB
+from tests.fixtures.tiny_models import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 100).tolist()
 
@@ -64,7 +64,7 @@ def test_logits_are_as_close_to_the_oracle_as_int8_activations_allow(
     most = 0.25 if bundle.manifest.quantization.weights == AS_TRAINED else 0.08
     assert error < most, "ONNX Runtime's own int8 activations are at 0.04"
     if bundle.manifest.quantization.weights == AS_TRAINED:
-        return  # `tests/export/test_trained.py` compares these up to float rounding
+        return  # `tests/export/checkpoint/test_trained.py` compares these up to float rounding
     margin = np.sort(expected, axis=1)[:, -1] - np.sort(expected, axis=1)[:, -2]
     clear = margin > 0.4
     assert clear.any()

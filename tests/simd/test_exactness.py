@@ -14,8 +14,8 @@ from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.tensor_files import TensorFiles
+from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.forwards import assert_row_alone, drafted, extend, interrupted_allocations, path_to, random_tree, run
-from tests.tiny_models import CONTEXT, VOCAB
 
 MAX_ROWS = 16
 

@@ -11,7 +11,7 @@ import ondevice
 from ondevice import Model
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
-from tests.tiny_models import QUANTISED
+from tests.fixtures.tiny_models import QUANTISED
 
 PROMPTS = ([5, 9, 12, 7, 5, 9, 12, 8, 5, 9], [*range(20, 60), 7, 9])
 DRAFTS: dict[str, Any] = {"num_assistant_tokens": 6, "num_assistant_tokens_schedule": "constant"}

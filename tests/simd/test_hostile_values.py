@@ -27,9 +27,9 @@ from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.kernels.isa.vector import argmax_lanes, load
 from ondevice.engines.simd.kernels.rows import best_of, shortlist
 from ondevice.engines.simd.pack_layout import PackLayout
-from tests.guards import Guards
-from tests.hostile import KINDS, filled
-from tests.pairwise import pairwise
+from tests.fixtures.guards import Guards
+from tests.fixtures.hostile import KINDS, filled
+from tests.fixtures.pairwise import pairwise
 from tests.simd import test_attention, test_projection
 from tests.simd.conftest import AFFINE, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run

@@ -19,9 +19,9 @@ from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.threads import ThreadPool
+from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.conftest import FAMILIES, LOOKUP
 from tests.simd.forwards import extend, random_tree, run
-from tests.tiny_models import CONTEXT, VOCAB
 
 CASES: list[tuple[KVCacheType, LookupSettings | None]] = [("fp16", None), ("int8", None), ("fp16", LOOKUP)]
 SETTINGS = [

@@ -16,7 +16,7 @@ from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice_export import export
 from tests.conftest import MakePair
-from tests.tiny_models import QUANTISED, VOCAB
+from tests.fixtures.tiny_models import QUANTISED, VOCAB
 
 IDS = np.random.default_rng(3).integers(0, VOCAB, 48).tolist()
 DRAFTED = 8

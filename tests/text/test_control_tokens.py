@@ -21,7 +21,7 @@ from ondevice.text.codec import encode_prompt
 from ondevice.text.messages import plain_messages
 from ondevice.text.tokenizer import Tokenizer
 from ondevice.text.untrusted_text import UntrustedText
-from tests.published import published
+from tests.fixtures.published import published
 from tests.text.conversations import call
 
 CHATML = """\

@@ -14,7 +14,7 @@ from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
 from ondevice_export.text_files import adds_bos, turn_ends
-from tests.published import published
+from tests.fixtures.published import published
 from tests.text.tokenizers_made import BOS, byte_level, chat_with, gemma_like
 
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]

@@ -229,15 +229,17 @@ def test_ends_media_and_what_replies_are_read_by_act_as_control(tmp_path):
 
 
 def test_other_threads_run_while_a_long_text_is_marked():
-    """With Llama's 256 special tokens. A regular expression kept them waiting for 12 s; now it is about 0.02 s."""
+    """With Llama's 256 special tokens. A regular expression kept them waiting for 12 s; now it is about 0.02 s. It is
+    processor time of this process: what other programs take is not in it.
+    """
     names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
     untrusted = UntrustedText(chat_with(names), ChatTemplate(SAYS))
     longest, done = [0.0], threading.Event()
 
     def watch() -> None:
-        last = time.perf_counter()
+        last = time.process_time()
         while not done.wait(0.001):
-            now = time.perf_counter()
+            now = time.process_time()
             longest[0], last = max(longest[0], now - last), now
 
     untrusted.render([USER], {})

@@ -2,7 +2,7 @@
 
 Two kinds of vocabulary are read: byte-level BPE (`gpt2`) with the pre-tokenizers of `_SPLITS`, and SentencePiece
 (`llama`, and `gemma4` with its merges listed), whose merges are derived from the scores of its pieces. The results are
-those of the publishers' own `tokenizer.json`, token for token (`tests/gguf/test_tokenizer.py`).
+those of the publishers' own `tokenizer.json`, token for token (`tests/export/gguf/test_tokenizer.py`).
 
 Sources: `llama-vocab.cpp` of llama.cpp for what the metadata means; `SpmConverter` and `generate_merges` of
 transformers 5.22.2 (`convert_slow_tokenizer.py`, `tokenization_utils_sentencepiece.py`) for SentencePiece as BPE.

@@ -11,6 +11,7 @@ export const narrow = matchMedia("(max-width: 50rem)");
 let openId = "";
 let shape = ""; // what was shown last
 let renaming = ""; // id of the conversation whose name is being edited
+let nameField = null; // what has the edited name: it stays while the list changes around it
 let acts = {}; // { open, say }
 
 /* Let `open` be called with the id of a conversation, "" for a new one, and `say` with sentences. */
@@ -30,12 +31,14 @@ export function show(id = openId) {
   const newShape = JSON.stringify([listed, openId, renaming, search]);
   if (newShape === shape) return;
   shape = newShape;
+  const isTyping = document.activeElement === nameField;
   const focused = document.activeElement?.closest("#list li")?.dataset.id;
   $("list").replaceChildren();
   for (const each of listed) addItem(each);
   $("search").hidden = !all.length;
   $("none-found").hidden = listed.length > 0 || !all.length;
-  if (focused && !renaming) nameOf(focused)?.focus({ preventScroll: true });
+  if (isTyping) nameField?.focus({ preventScroll: true });
+  else if (focused && !renaming) nameOf(focused)?.focus({ preventScroll: true });
 }
 
 const nameOf = (id) => $("list").querySelector(`[data-id="${CSS.escape(id)}"] .name`);
@@ -44,7 +47,7 @@ function addItem(each) {
   const item = add($("list"), "li", each.id === openId ? "open" : "");
   item.dataset.id = each.id;
   if (renaming === each.id) {
-    addNameField(item, each);
+    item.append(nameField);
     return;
   }
   const name = addButton(item, "name", each.title, () => acts.open(each.id));
@@ -53,22 +56,25 @@ function addItem(each) {
   if (each.id !== openId) return;
   name.setAttribute("aria-current", "true");
   const buttons = add(item, "div", "buttons");
-  addButton(buttons, "", "Rename", () => rename(each.id));
+  addButton(buttons, "", "Rename", () => rename(each));
   addButton(buttons, "", "Export", () => store.exportAs(each.title, each));
   addButton(buttons, "", "Delete", () => remove(each));
 }
 
-function rename(id) {
-  renaming = id;
+function rename(each) {
+  renaming = each.id;
+  nameField = makeNameField(each);
   show();
+  nameField.select();
 }
 
-function addNameField(item, { id, title }) {
+function makeNameField({ id, title }) {
   const field = document.createElement("input");
   field.value = title;
   field.setAttribute("aria-label", "Name of the conversation");
   const end = () => {
     renaming = "";
+    nameField = null;
     show();
     nameOf(id)?.focus();
   };
@@ -81,8 +87,7 @@ function addNameField(item, { id, title }) {
     store.change(id, (conversation) => (conversation.title = field.value.trim()));
     end();
   });
-  item.append(field);
-  field.select();
+  return field;
 }
 
 function remove({ id, title }) {

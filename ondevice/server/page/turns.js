@@ -65,9 +65,10 @@ export function show() {
   follow();
 }
 
-/* The reply that is being written in view; undefined if none is. */
+/* The reply in view that is not complete; undefined if all are. Its last event comes before the end of its stream, and only then
+has it its buttons. */
 export function writing() {
-  return [...views.values()].map(({ message }) => message).find(({ state }) => state);
+  return [...views.values()].find(({ isFinished }) => !isFinished)?.message;
 }
 
 /* Tokens of the context that the conversation uses, and the id of its last message, "" if it has none. */

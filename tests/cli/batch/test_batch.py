@@ -19,7 +19,7 @@ from ondevice.cli.batch.command import BatchBar
 from ondevice.cli.batch.workers import ModelThreads
 from tests.cli.conftest import Terminal
 from tests.conftest import ROOT
-from tests.model_made import load_toy
+from tests.fixtures.model_made import load_toy
 
 
 @pytest.fixture

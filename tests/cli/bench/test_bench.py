@@ -14,7 +14,7 @@ from ondevice.cli.bench.measure import PLAIN, Configuration, Row, Run, Variant, 
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.generate.stats import Round, Stats
 from ondevice.options import GenerationKeywords
-from tests.model_made import write_bundle
+from tests.fixtures.model_made import write_bundle
 
 SMALL = ["--limit", "3", "--max-new-tokens", "12", "--lengths", "2,auto"]
 

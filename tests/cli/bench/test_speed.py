@@ -16,7 +16,7 @@ from ondevice.cli.bench.energy import energy_counters, joules_between, read_coun
 from ondevice.cli.bench.measure import PLAIN, Configuration
 from ondevice.cli.bench.speed import SpeedCase, SpeedRow, SpeedSample, SpeedTest, cases_of, text_ids
 from ondevice.generate.stats import Round, Stats
-from tests.model_made import BOS, EOS, load_toy, write_bundle
+from tests.fixtures.model_made import BOS, EOS, load_toy, write_bundle
 
 SMALL = ["-p", 16, "-n", 8, "-pg", "8,4", "-d", "0,40", "-r", 2]
 

@@ -1,0 +1,275 @@
+"""GGUF files as checkpoints: configuration and tensors are those of the model that was converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+
+from ondevice.errors import CheckpointError
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
+from tests.export.gguf.files_made import CONTEXT, WINDOW, gemma4_divisors, random_model, state_of, write_gguf
+from tests.fixtures.published import published
+from tests.fixtures.tiny_models import save_drafter, save_target
+
+_SIZES = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+}
+
+
+def _llama(**fields: Any) -> Any:
+    return random_model(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "num_hidden_layers": 2, **fields}))
+    )
+
+
+def _made(name: str) -> Any:
+    sizes = {**_SIZES, "num_hidden_layers": 7}
+    if name == "llama":
+        return _llama(tie_word_embeddings=False)
+    if name == "qwen2":
+        return random_model(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_SIZES, num_hidden_layers=2)))
+    if name == "qwen3":
+        config = transformers.Qwen3Config(**_SIZES, num_hidden_layers=2, tie_word_embeddings=True)
+        return random_model(transformers.Qwen3ForCausalLM(config))
+    config = transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, query_pre_attn_scalar=32)
+    return random_model(transformers.Gemma3ForCausalLM(config))
+
+
+def _written(path: Path, architecture: str, model: Any, **options: Any) -> GgufCheckpoint:
+    return GgufCheckpoint(write_gguf(path, architecture, model.config.get_text_config(), state_of(model), **options))
+
+
+def _assert_same(checkpoint: GgufCheckpoint, model: Any, offset: float = 0.0) -> None:
+    state = state_of(model)
+    assert set(checkpoint.names) == set(state)
+    checkpoint.check({name: values.shape for name, values in state.items()})
+    for name, values in state.items():
+        expected = values + np.float32(offset) if name.endswith("norm.weight") else values
+        np.testing.assert_array_equal(checkpoint.read(name), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_tensors_and_configuration_are_those_of_the_model(tmp_path: Path, architecture: str) -> None:
+    model = _made(architecture)
+    with _written(tmp_path / "model.gguf", architecture, model) as checkpoint:
+        _assert_same(checkpoint, model, 1.0 if architecture == "gemma3" else 0.0)
+        found, expected = checkpoint.config, model.config.to_dict()
+        assert found["architectures"] == [type(model).__name__]
+        for name in (*_SIZES, "num_hidden_layers", "rms_norm_eps", "tie_word_embeddings"):
+            assert found[name] == expected[name], name
+        for name in ("query_pre_attn_scalar", "sliding_window", "layer_types", "hidden_activation"):
+            if architecture == "gemma3":
+                assert found[name] == expected[name], name
+        ropes = expected["rope_parameters"]
+        for kind in set(found["layer_types"]):
+            assert found["rope_parameters"][kind]["rope_theta"] == ropes.get(kind, ropes)["rope_theta"]
+
+
+@pytest.mark.parametrize("family", ["e2b", "e4b", "26b", "31b"])
+def test_gemma_4_of_every_kind(tmp_path: Path, family: str) -> None:
+    model = save_target(tmp_path / "hub", family)
+    config = model.config.get_text_config()
+    options = {"divisors": gemma4_divisors(config)}
+    with _written(tmp_path / "model.gguf", "gemma4", model, **options) as checkpoint:
+        state = state_of(model)
+        unused = {name for name in state if name not in checkpoint}
+        assert not unused
+        for name in checkpoint.names:
+            np.testing.assert_array_equal(checkpoint.read(name), state[name], err_msg=name)
+        found = checkpoint.config
+    saved = json.loads((tmp_path / "hub/config.json").read_text())
+    names = (
+        "layer_types", "num_kv_shared_layers", "use_double_wide_mlp", "attention_k_eq_v", "hidden_size_per_layer_input",
+        "sliding_window", "final_logit_softcapping", "intermediate_size", "max_position_embeddings",
+    )  # fmt: skip
+    for name in names:
+        assert (found[name] or 0) == (saved[name] or 0), name
+    for index in range(config.num_hidden_layers):
+        own = config.per_layer_config[index]
+        sizes = {"head_dim": own.head_dim, "num_key_value_heads": own.num_key_value_heads}
+        assert found["per_layer_config"][str(index)] == sizes
+    for kind, rope in found["rope_parameters"].items():
+        for name, value in rope.items():
+            assert saved["rope_parameters"][kind][name] == value
+    if family == "26b":
+        for name in ("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"):
+            assert found[name] == saved[name]
+
+
+def test_a_drafter_of_gemma_4(tmp_path: Path) -> None:
+    model = save_drafter(tmp_path / "hub", "26b")
+    config = model.config.get_text_config()
+
+    def more(writer: Any) -> None:
+        writer.add_uint32("gemma4-assistant.embedding_length_out", 64)
+
+    options: dict[str, Any] = {"divisors": gemma4_divisors(config), "more": more, "names_of": "gemma4"}
+    state = {name: values for name, values in state_of(model).items() if not name.startswith("masked_embedding")}
+    path = write_gguf(tmp_path / "drafter.gguf", "gemma4-assistant", config, state, **options)
+    with GgufCheckpoint(path) as checkpoint:
+        assert checkpoint.config["architectures"] == [type(model).__name__]
+        assert checkpoint.config["backbone_hidden_size"] == 64
+        assert not checkpoint.config["use_ordered_embeddings"]
+        assert set(checkpoint.names) == set(state)
+        for name, values in state.items():
+            np.testing.assert_array_equal(checkpoint.read(name), values)
+
+
+def test_rows_of_queries_and_keys_in_pieces(tmp_path: Path) -> None:
+    model = _llama()
+    with _written(tmp_path / "model.gguf", "llama", model, kind=Kind.Q8_0) as checkpoint:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            full = f"model.layers.1.self_attn.{name}.weight"
+            whole = checkpoint.read(full)
+            expected = gguf.dequantize(gguf.quantize(state_of(model)[full], Kind.Q8_0), Kind.Q8_0)
+            np.testing.assert_array_equal(whole, expected)
+            for start, stop in ((0, 5), (5, 40), (31, 33), (60, 64)):
+                np.testing.assert_array_equal(checkpoint.rows(full, start, stop), whole[start:stop])
+                np.testing.assert_array_equal(checkpoint.blocks(full, start, stop).weights(), whole[start:stop])
+            picked = np.array([63, 0, 17], np.int64)
+            np.testing.assert_array_equal(checkpoint.picked_rows(full, picked), whole[picked])
+        assert checkpoint.types() == {"F32": 5, "Q8_0": 16}
+
+
+def test_rotary_divisors_are_longrope_and_keep_the_frequencies(tmp_path: Path) -> None:
+    """Llama 3's scaling is in the file as a divisor for every frequency."""
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = _llama(rope_parameters=rope)
+    expected = model.model.rotary_emb.inv_freq.numpy()
+    plain = 1 / 500_000.0 ** (np.arange(0, 32, 2) / 32)
+    with _written(
+        tmp_path / "model.gguf", "llama", model, divisors=(plain / expected).astype(np.float32)
+    ) as checkpoint:
+        found = checkpoint.config["rope_parameters"]["full_attention"]
+    assert (found["rope_type"], found["attention_factor"]) == ("longrope", 1.0)
+    np.testing.assert_allclose(plain / np.array(found["short_factor"]), expected, rtol=1e-6)
+
+
+def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
+    def linear(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(8.0)
+
+    def yarn(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+    with _written(tmp_path / "gemma.gguf", "gemma3", _made("gemma3"), more=linear) as checkpoint:
+        ropes = checkpoint.config["rope_parameters"]
+        assert ropes["full_attention"] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+        assert ropes["sliding_attention"] == {"rope_type": "default", "rope_theta": 1e4}
+    with _written(tmp_path / "qwen.gguf", "qwen2", _made("qwen2"), more=yarn) as checkpoint:
+        found = checkpoint.config["rope_parameters"]["full_attention"]
+        assert (found["rope_type"], found["factor"], found["original_max_position_embeddings"]) == ("yarn", 4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("architecture 'phi3'", {"general.architecture": "phi3"}),
+        ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
+        ("experts are not supported", {"llama.expert_count": 8}),
+        ("rotation of a part", {"llama.rope.dimension_count": 16}),
+        ("scaling 'dynamic'", {"llama.rope.scaling.type": "dynamic"}),
+        ("head_count is", {"llama.attention.head_count": "many"}),
+        ("another size than keys", {"llama.attention.value_length": 16}),
+    ],
+)
+def test_what_is_not_supported_is_said_in_one_line(tmp_path: Path, said: str, change: dict[str, Any]) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    _rewrite(path, change)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        GgufCheckpoint(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
+    model = _llama()
+    state = state_of(model)
+    writer_state = {**state, "model.layers.0.self_attn.q_proj.bias": np.zeros(128, np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", "llama", model.config, writer_state)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.bias has no place in a llama model"):
+        GgufCheckpoint(path)
+
+
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    """Metadata and tensors may be spread over files; each part names the whole."""
+    model = _llama()
+    state = state_of(model)
+    names = list(state)
+
+    def more(writer: Any) -> None:
+        writer.add_uint16("split.count", 2)
+
+    first, second = (tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2))
+    write_gguf(first, "llama", model.config, {name: state[name] for name in names[:9]}, more=more)
+    write_gguf(second, "llama", model.config, {name: state[name] for name in names[9:]}, more=more)
+    for path in (first, second):
+        with GgufCheckpoint(path) as checkpoint:
+            _assert_same(checkpoint, model)
+            assert len(checkpoint.sha256()) == 64
+    second.rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf is missing: a model of 2 files needs all"):
+        GgufCheckpoint(first)
+    with pytest.raises(CheckpointError, match="is one of 2 parts"):
+        GgufCheckpoint(tmp_path / "elsewhere.gguf")
+
+
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_published_files_are_as_transformers_reads_them(name: str) -> None:
+    path = published(name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with GgufCheckpoint(path) as checkpoint:
+        _assert_same(checkpoint, model, 1.0 if name == "gemma3" else 0.0)
+        found, expected = checkpoint.config, model.config.to_dict()
+    for field in set(found) & set(expected) - {"architectures", "eos_token_id", "layer_types", "rope_parameters"}:
+        value = pytest.approx(expected[field], rel=1e-6) if isinstance(expected[field], float) else expected[field]
+        assert found[field] == value, field
+    assert found["eos_token_id"][0] == expected["eos_token_id"]
+    if name == "gemma3":
+        assert found["layer_types"] == expected["layer_types"]
+        assert found["rope_parameters"] == expected["rope_parameters"]
+
+
+def _rewrite(path: Path, change: dict[str, Any]) -> None:
+    """Write a file again with other metadata."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    fields |= change
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), fields.pop("general.architecture"))
+    for name, value in fields.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.with_suffix(".new").rename(path)

@@ -1,0 +1,396 @@
+"""Exports of GGUF files: the bundle has the file's weights, runs on both engines, and says where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+
+import ondevice
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.tensor_table import Tensor
+from ondevice.engines.choice import EngineName, open_engine
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.errors import CheckpointError, PairMismatchError, UsageError
+from ondevice_export import export
+from ondevice_export.checkpoint.source import default_name, locate, locate_drafter
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
+from tests.conftest import ENGINES
+from tests.export.gguf.files_made import add_vocabulary, gemma4_divisors, quantised, random_model, state_of, write_gguf
+from tests.fixtures.hub import serving
+from tests.fixtures.published import published
+from tests.fixtures.tiny_drafters import save_drafter as save_family_drafter
+from tests.fixtures.tiny_models import save_drafter, save_target
+
+SIZES = {"vocab_size": 384, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def _llama(**fields: Any) -> Any:
+    config = transformers.LlamaConfig(
+        **{**SIZES, "hidden_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 256, **fields}
+    )
+    return random_model(transformers.LlamaForCausalLM(config))
+
+
+def _tokens(writer: Any) -> None:
+    """A vocabulary of bytes, with control tokens and a template."""
+    letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    letters += [chr(256 + number) for number in range(256 - len(letters))]
+    tokens = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", *letters]
+    kinds = [gguf.TokenType.CONTROL] * 4 + [gguf.TokenType.NORMAL] * len(letters)
+    merges = [f"{letters[0]} {letters[1]}"]
+    tokens.append(letters[0] + letters[1])
+    kinds.append(gguf.TokenType.NORMAL)
+    add_vocabulary(writer, tokens=tokens, kinds=kinds, model="gpt2", pre="gpt-2", merges=merges, bos=0, eos=1)
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A directory for files of a model, and the model."""
+    return tmp_path_factory.mktemp("llama"), _llama()
+
+
+def _file(llama: tuple[Path, Any], kind: Kind) -> Path:
+    directory, model = llama
+    path = directory / f"model-{kind.name}.gguf"
+    if not path.exists():
+        write_gguf(path, "llama", model.config, state_of(model), kind=kind, more=_tokens)
+    return path
+
+
+def _stored(bundle: Bundle, name: str) -> tuple[Tensor, np.ndarray]:
+    """A matrix of the target as the bundle has it."""
+    table = bundle.manifest.tensors["target.onnx"]
+    tensor, data = table.tensors[name], np.fromfile(bundle.path / table.file, np.uint8)
+    form = tensor.weight_format
+    codes = form.unpack(data[tensor.offset : tensor.offset + tensor.bytes]).reshape(*tensor.scale_shape, -1)
+
+    def factors(part: Any) -> np.ndarray:
+        return data[part.offset : part.offset + part.bytes].view(part.dtype).reshape(*tensor.scale_shape, 1)
+
+    weights = form.levels[codes] * factors(tensor.scales)
+    if tensor.minimums is not None:
+        weights = weights + factors(tensor.minimums)
+    return tensor, weights.reshape(tensor.shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "affine"),
+    [
+        ("Q4_0", "int4", False),
+        ("Q4_1", "int4", True),
+        ("IQ4_NL", "int4-table", False),
+        ("Q5_0", "int8", False),
+        ("Q8_0", "int8", False),
+    ],
+)
+def test_the_default_keeps_every_weight(
+    llama: tuple[Path, Any], tmp_path: Path, kind: str, form: str, affine: bool
+) -> None:
+    path = _file(llama, Kind[kind])
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    state = state_of(llama[1])
+    for name in ("layers.1.self_attn.q_proj", "layers.0.mlp.down_proj", "embed_tokens"):
+        tensor, weights = _stored(bundle, f"{name}.weight")
+        assert (tensor.format, tensor.minimums is not None) == (form, affine)
+        np.testing.assert_array_equal(weights, quantised(state[f"model.{name}.weight"], Kind[kind]))
+    manifest = bundle.manifest
+    assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", int(form[3]))
+    source = manifest.sources["target"]
+    assert (source.id, source.file) == (path.name, path.name)
+    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source.types == {"F32": 5, kind: 16}
+    assert str(path.parent) not in (bundle.path / "bundle.json").read_text()
+
+
+def test_products_of_scales_are_rounded_to_fp16(llama: tuple[Path, Any], tmp_path: Path) -> None:
+    """Those of IQ4_XS have up to 16 bits; codes are kept."""
+    bundle = Bundle.open(export(_file(llama, Kind.IQ4_XS), tmp_path / "bundle"))
+    for name in ("layers.1.mlp.up_proj", "embed_tokens"):
+        tensor, weights = _stored(bundle, f"{name}.weight")
+        assert tensor.format == "int4-table"
+        expected = quantised(state_of(llama[1])[f"model.{name}.weight"], Kind.IQ4_XS)
+        assert (np.abs(weights - expected) <= np.abs(expected) * 2.0**-11).all()
+
+
+@pytest.mark.parametrize("kind", ["Q5_1", "BF16", "F16", "F32"])
+def test_types_without_a_format_become_int8(llama: tuple[Path, Any], tmp_path: Path, kind: str) -> None:
+    bundle = Bundle.open(export(_file(llama, Kind[kind]), tmp_path / "bundle"))
+    tensor, weights = _stored(bundle, "layers.1.self_attn.k_proj.weight")
+    assert tensor.format == "int8"
+    expected = gguf.dequantize(
+        gguf.quantize(state_of(llama[1])["model.layers.1.self_attn.k_proj.weight"], Kind[kind]), Kind[kind]
+    )
+    assert np.square(weights - expected).sum() < 1e-4 * np.square(expected).sum()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
+def test_both_engines_run_it_with_its_tokenizer(
+    llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
+) -> None:
+    path = _file(llama, Kind[kind])
+    bundle = export(path, tmp_path / "bundle")
+    assert (bundle / "chat_template.jinja").read_text().startswith("{% for m")
+    with ondevice.load(bundle, engine=engine, threads=1) as model:
+        prompt = [{"role": "user", "content": "abcabcabc"}]
+        plain = model.generate(prompt, max_new_tokens=16, temperature=0.0, drafter="none")
+        drafted = model.generate(prompt, max_new_tokens=16, temperature=0.0, drafter="ngram")
+        assert plain.token_ids == drafted.token_ids
+        assert plain.token_ids
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
+def test_a_drafter_scores_with_the_rows_of_the_file(
+    llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
+) -> None:
+    """Its logits are those of the rows of the file's head, up to the rounding of activations."""
+    path = _file(llama, Kind[kind])
+    llama[1].save_pretrained(tmp_path / "model")
+    save_family_drafter(tmp_path / "drafter", "smollm2", tmp_path / "model")
+    bundle = export(path, tmp_path / "bundle", drafter=str(tmp_path / "drafter"))
+    rows = _stored(Bundle.open(bundle), "lm_head.weight")[1]
+    with ondevice.load(bundle, engine=engine, threads=1) as model:
+        session = model.engine.open_session()
+        model.engine.forward([Rows(session, TokenTree.chain([3, 5, 7]), [])])
+        session.commit(range(3))
+        step = session.draft_step(9, np.linspace(-1, 1, rows.shape[1], dtype=np.float32))
+        expected = rows[step.candidates] @ step.hidden
+        assert len(expected) == 100
+        assert np.abs(step.logits - expected).max() < 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: None) -> None:
+    """As in a Q4_K_M file: queries, keys and values, or gate and up, differ in bits and minimums."""
+    model = _llama()
+    kinds = {"v_proj": Kind.Q8_0, "k_proj": Kind.Q5_1, "up_proj": Kind.Q4_0, "down_proj": Kind.BF16, "embed": Kind.Q4_1}
+
+    def kind(name: str) -> Kind:
+        return next((kind for part, kind in kinds.items() if part in name), Kind.Q4_1)
+
+    path = write_gguf(tmp_path / "mixed.gguf", "llama", model.config, state_of(model), kind=kind, more=_tokens)
+    forms = {}
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        tensor = _stored(bundle, f"layers.0.self_attn.{name}.weight")[0]
+        forms[name] = (tensor.format, tensor.minimums is not None)
+    assert forms == {"q_proj": ("int4", True), "k_proj": ("int8", False), "v_proj": ("int8", False)}
+    ids = list(range(5, 45))
+    with GgufCheckpoint(path) as file:
+        weights = {name: torch.tensor(file.read(name)) for name in file.names}
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with closing(open_engine(engine, bundle, 1)) as opened:
+        session = opened.open_session()
+        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
+        np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
+    """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
+    classes = {
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
+        "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
+        "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
+        "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
+    }
+    made, configured = classes[architecture]
+    fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
+    if architecture != "qwen2":
+        fields["head_dim"] = 32
+    if architecture == "gemma3":
+        fields |= {"sliding_window": 16, "query_pre_attn_scalar": 32, "rms_norm_eps": 1e-6}
+    model = random_model(made(configured(**fields)))
+    model.save_pretrained(tmp_path / "hub")
+    path = write_gguf(tmp_path / "model.gguf", architecture, model.config, state_of(model))
+    own = export(path, tmp_path / "own", quantize="none")
+    hub = export(tmp_path / "hub", tmp_path / "hub-bundle", quantize="none", drafter="none", heads="none")
+    for name in ("target.onnx", "target.onnx.data"):
+        assert (own / name).read_bytes() == (hub / name).read_bytes(), name
+    found, expected = (Bundle.open(bundle).manifest for bundle in (own, hub))
+    assert found.target == expected.target
+    assert found.family == expected.family
+
+
+@pytest.mark.parametrize("family", ["e2b", "26b"])
+def test_a_gemma_4_pair(tmp_path: Path, family: str) -> None:
+    """Target and drafter are those of the safetensors; token clusters are not in a GGUF file."""
+    target, drafter = save_target(tmp_path / "target", family), save_drafter(tmp_path / "drafter", family)
+    files = []
+    for name, model in (("gemma4", target), ("gemma4-assistant", drafter)):
+        config = model.config.get_text_config()
+        state = {key: values for key, values in state_of(model).items() if not key.startswith("masked_embedding")}
+
+        def more(writer: Any) -> None:
+            writer.add_uint32("gemma4-assistant.embedding_length_out", 64)
+
+        options: dict[str, Any] = {"divisors": gemma4_divisors(config), "more": more, "names_of": "gemma4"}
+        files.append(write_gguf(tmp_path / f"{name}.gguf", name, config, state, **options))
+    own = export(files[0], tmp_path / "own", drafter=str(files[1]), quantize="none")
+    hub = export(tmp_path / "target", tmp_path / "hub", heads="none", quantize="none")
+    for name in (
+        "target.onnx",
+        "target.onnx.data",
+        *(["drafter.onnx", "drafter.onnx.data"] if family == "26b" else []),
+    ):
+        assert (own / name).read_bytes() == (hub / name).read_bytes(), name
+    found = Bundle.open(own).manifest.drafter
+    assert found is not None
+    assert found.shortlist is None
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(files[1].read_bytes().replace(b"_length_out\x04\0\0\0\x40", b"_length_out\x04\0\0\0\x20"))
+    with pytest.raises(PairMismatchError, match="hidden size"):
+        export(files[0], tmp_path / "pair", drafter=str(wrong))
+
+
+def test_rounding_a_file_to_fewer_bits_says_what_it_costs(llama: tuple[Path, Any], tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    def noted(kind: Kind, quantize: str) -> list[str]:
+        notes.clear()
+        export(_file(llama, kind), tmp_path / "bundle", drafter="none", quantize=quantize, note=notes.append)
+        return [note for note in notes if "second time" in note]
+
+    assert "16 of 16 matrices are rounded to 4 bits a second time" in noted(Kind.Q8_0, "int4")[0]
+    assert noted(Kind.Q4_0, "int4") == []
+    assert noted(Kind.Q8_0, "int8") == []
+
+
+def test_options_that_contradict_a_file(llama: tuple[Path, Any], tmp_path: Path) -> None:
+    path = _file(llama, Kind.Q8_0)
+    with pytest.raises(UsageError, match="--head-bits needs --quantize"):
+        export(path, tmp_path / "bundle", head_bits=4)
+    with pytest.raises(UsageError, match="contradict"):
+        export(path, tmp_path / "bundle", quantize="keep", head_bits=4)
+    save_target(tmp_path / "target", "31b")
+    with pytest.raises(UsageError, match="keep is for GGUF files"):
+        export(tmp_path / "target", tmp_path / "bundle", quantize="keep")
+    command = [sys.executable, "-m", "ondevice", "export", str(path), "--verify"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "leave it out for a GGUF file" in done.stderr
+
+
+def test_local_files(llama: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _file(llama, Kind.Q8_0)
+    found = locate(str(path))
+    assert (found.file, found.id, default_name(found)) == (path, path.name, "model-Q8_0")
+    (tmp_path / "linked.gguf").symlink_to(path)
+    assert default_name(locate(str(tmp_path / "linked.gguf"))) == "linked"
+    (tmp_path / "linked.gguf").unlink()
+    part = tmp_path / "large-Q8_0-00001-of-00002.gguf"
+    part.touch()
+    assert default_name(locate(str(part))) == "large-Q8_0"
+    assert locate(str(path.parent), gguf=path.name) == found
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "config.json").touch()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.gguf").touch()
+    notes: list[str] = []
+    assert locate_drafter("auto", locate(str(tmp_path / "files" / "model.gguf")), notes.append) is None
+    assert notes == ["no drafter beside model.gguf: name one with --drafter"]
+    monkeypatch.chdir(tmp_path)
+    cases = {
+        "model.gguf": "model.gguf does not exist: name a GGUF file",
+        str(tmp_path): "holds GGUF files: name one of them, such as .*large",
+        str(path.parent / "absent.gguf"): "does not exist",
+    }
+    for source, said in cases.items():
+        with pytest.raises(CheckpointError, match=said):
+            locate(source)
+    with pytest.raises(CheckpointError, match="a revision belongs to a hub id"):
+        locate(str(path), revision="main")
+    for name in ("*.gguf", "../a.gguf", "model.bin"):
+        with pytest.raises(CheckpointError, match="--gguf names one file"):
+            locate("org/repo", gguf=name)
+
+
+def test_the_hub_is_asked_for_one_file(llama: tuple[Path, Any], tmp_path: Path) -> None:
+    path = _file(llama, Kind.Q8_0)
+    with serving() as hub:
+        repository = tmp_path / "repository"
+        repository.mkdir()
+        for name in (path.name, "model-F16.gguf", "README.md"):
+            (repository / name).write_bytes(path.read_bytes() if name == path.name else b"large")
+        hub.commit = "c0ffee" * 6 + "beef"
+        hub.offer("org/repo", repository)
+        hub.describe("org/repo", repository)
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+
+        def run(name: str) -> subprocess.CompletedProcess[str]:
+            out = ["--out", str(tmp_path / "bundle"), "--drafter", "none", "--no-prepare"]
+            command = [sys.executable, "-m", "ondevice", "export", "org/repo", "--gguf", name, *out]
+            return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+        done = run(path.name)
+        assert done.returncode == 0, done.stderr
+        fetched = {request.rsplit("/", 1)[1] for request, _, _ in hub.seen if "/resolve/" in request}
+        assert fetched == {path.name}
+        source = Bundle.open(tmp_path / "bundle").manifest.sources["target"]
+        assert (source.id, source.revision, source.file) == ("org/repo", hub.commit, path.name)
+        done = run("model-Q2_K.gguf")
+        assert done.returncode == 2
+        assert "org/repo has no file model-Q2_K.gguf, only" in done.stderr
+        assert "model-F16.gguf" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_published_files_in_float32_write_what_transformers_writes(name: str, tmp_path: Path) -> None:
+    path = published(name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    bundle = export(path, tmp_path / "bundle", quantize="none")
+    with ondevice.load(bundle, engine="ort", threads=1) as loaded:
+        ids = loaded.encode("The capital of France is Paris, and 2 + 2 = 4.\n")
+        found = loaded.generate(ids, max_new_tokens=8, temperature=0.0, drafter="none").token_ids
+    assert ids[0] == 2 or name == "smollm2"
+    with torch.no_grad():
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    assert list(found) == expected[: len(found)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_the_default_keeps_the_matrices_of_published_files(name: str, tmp_path: Path) -> None:
+    """Q4_1, Q5_0 and Q8_0 exactly; Q4_K within the rounding of its scales and minimums to fp16; the rest as int8."""
+    path = published(name)
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    kinds = set()
+    with GgufCheckpoint(path) as checkpoint:
+        for stored in bundle.manifest.tensors["target.onnx"].tensors:
+            full = f"model.{stored}"
+            if full not in checkpoint or checkpoint.kind(full).unpack is None:
+                continue
+            kind = checkpoint.kind(full).name
+            (_, found), expected = _stored(bundle, stored), checkpoint.read(full)
+            if kind == "Q4_K":
+                blocks = checkpoint.blocks(full, 0, len(expected))
+                assert blocks.minimums is not None
+                terms = blocks.codes * np.abs(blocks.scales)[..., None] + np.abs(blocks.minimums)[..., None]
+                assert (np.abs(found - expected) <= terms.reshape(found.shape) / 2**11).all(), stored
+            elif kind == "Q6_K":
+                assert np.square(found - expected).sum() < 3e-5 * np.square(expected).sum(), stored
+            else:
+                np.testing.assert_array_equal(found, expected, err_msg=stored)
+            kinds.add(kind)
+    assert kinds == {"smollm2": {"Q4_1", "Q8_0"}, "gemma3": {"Q4_K", "Q5_0", "Q6_K", "Q8_0"}}[name]

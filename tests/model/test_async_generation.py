@@ -1,0 +1,127 @@
+"""`Model.astream`: what `Model.stream` gives, awaited."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from ondevice import UsageError
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
+
+ENDLESS = 5000
+"""New tokens of a generation that is still running when it is left, however late a busy machine does that."""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    with model_over(ToyEngine(), write_bundle(tmp_path / "toy")) as model:
+        yield model
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Two milliseconds a forward."""
+    with model_over(ToyEngine(before=lambda _: time.sleep(0.002)), write_bundle(tmp_path / "slow")) as model:
+        yield model
+
+
+def readers():
+    """Threads that still read, each given the time to end: its last step is there a moment before."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "ondevice-generation"]
+    for thread in threads:
+        thread.join(300)
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def test_its_steps_are_those_of_stream(toy):
+    async def collect():
+        return [step async for step in toy.astream("abc", max_new_tokens=20, seed=1, drafter="none")]
+
+    steps = asyncio.run(collect())
+    plain = list(toy.stream("abc", max_new_tokens=20, seed=1, drafter="none"))
+    assert [step.text for step in steps] == [step.text for step in plain]
+    assert steps[-1].finish_reason == "length"
+    assert readers() == []
+
+
+def test_several_at_once_in_one_loop(toy):
+    async def text(prompt):
+        return "".join([step.text async for step in toy.astream(prompt, max_new_tokens=30, temperature=0.0)])
+
+    async def several():
+        return await asyncio.gather(*(text(prompt) for prompt in ("abc", "bca", "cab", "aab")))
+
+    alone = [toy.generate(prompt, max_new_tokens=30, temperature=0.0).text for prompt in ("abc", "bca", "cab", "aab")]
+    assert asyncio.run(several()) == alone
+
+
+def test_leaving_the_context_ends_it(slow):
+    async def begin():
+        async with slow.astream("abc", max_new_tokens=ENDLESS) as steps:
+            async for step in steps:
+                assert step.token_ids
+                break
+        return steps.stats
+
+    stats = asyncio.run(begin())
+    assert 1 <= stats.new_tokens < ENDLESS
+    assert readers() == []
+
+
+def test_a_cancelled_task_ends_it(slow):
+    async def read(begun):
+        async with slow.astream("abc", max_new_tokens=ENDLESS) as steps:
+            async for _ in steps:
+                begun.set()
+
+    async def cancelled():
+        begun = asyncio.Event()
+        task = asyncio.create_task(read(begun))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return readers()
+
+    assert asyncio.run(cancelled()) == []
+
+
+def test_cancel_gives_a_last_step(slow):
+    async def read():
+        steps = slow.astream("abc", max_new_tokens=ENDLESS)
+        reasons = []
+        async for step in steps:
+            reasons.append(step.finish_reason)
+            steps.cancel()
+        return reasons
+
+    assert asyncio.run(read())[-1] == "cancelled"
+
+
+def test_what_goes_wrong_is_raised_where_it_is_awaited(tmp_path):
+    def fail(batch):
+        raise RuntimeError("broken")
+
+    async def read(model):
+        async for _ in model.astream("abc"):
+            pass
+
+    with model_over(ToyEngine(before=fail), write_bundle(tmp_path / "toy")) as model:
+        with pytest.raises(RuntimeError, match="broken"):
+            asyncio.run(read(model))
+        with pytest.raises(UsageError, match="temperature"):
+            model.astream("abc", temperature=-1)
+
+
+def test_a_dropped_one_ends_and_so_does_one_whose_loop_ended(slow):
+    async def begin():
+        steps = slow.astream("abc", max_new_tokens=ENDLESS)
+        return (await anext(aiter(steps))).token_ids, steps
+
+    _, steps = asyncio.run(begin())
+    assert readers() == []
+    del steps
+    asyncio.run(begin())
+    assert readers() == []

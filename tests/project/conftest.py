@@ -1,0 +1,3 @@
+from tests.server.browsing import browser
+
+__all__ = ["browser"]
