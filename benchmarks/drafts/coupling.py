@@ -58,6 +58,16 @@ def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [sum(each[at] for each in (one, other) if at < len(each)) for at in range(length)]
 
 
+ACCEPTANCE = ("1 taken", "2", "3", "4", "tokens per round")
+"""Titles of the columns of `acceptance_cells`."""
+
+
+def acceptance_cells(stats: Stats) -> list[str]:
+    """Shares of rounds in which a token at depth 1 to 4 of the draft was accepted, and tokens per round."""
+    rounds, taken = stats.num_drafts_per_pos[0], [*stats.num_accepted_tokens_per_pos, 0, 0, 0][:4]
+    return [*(f"{each / rounds:.3f}" for each in taken), f"{stats.new_tokens / stats.target_forwards:.2f}"]
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
@@ -81,13 +91,10 @@ def main() -> None:
             }
             for name, drafter in ways.items():
                 stats = measure(model, drafter, temperature, arguments.tokens, chosen)
-                rounds = stats.num_drafts_per_pos[0]
-                survival = [f"{taken / rounds:.3f}" for taken in [*stats.num_accepted_tokens_per_pos, 0, 0, 0][:4]]
-                per_round = stats.new_tokens / stats.target_forwards
-                speed = f"{stats.new_tokens / stats.decode_s:.0f}" if arguments.schedule == "auto" else "-"
-                lines.append([f"{temperature:g}", name, *survival, f"{per_round:.2f}", speed])
-    header = ["temperature", "drafts", "1 taken", "2", "3", "4", "tokens per round", "tokens/s"]
-    print(table(header, lines, left={"drafts"}))
+                speed = [f"{stats.new_tokens / stats.decode_s:.0f}"] if arguments.schedule == "auto" else []
+                lines.append([f"{temperature:g}", name, *acceptance_cells(stats), *speed])
+    speed = ["tokens/s"] if arguments.schedule == "auto" else []
+    print(table(["temperature", "drafts", *ACCEPTANCE, *speed], lines, left={"drafts"}))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,21 @@ same text. The number of drafted tokens is constant, so only the cost depends on
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from benchmarks.command import command_line
-from benchmarks.drafts.coupling import measure
+from benchmarks.drafts.coupling import ACCEPTANCE, acceptance_cells, measure
+from benchmarks.forwards import forward, read, timed
 from ondevice import load
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.cli.bench.tables import table
 from ondevice.engines.choice import open_engine
-from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.generate.drafters.heads import HeadsDrafter
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Drafter
@@ -57,10 +57,7 @@ def acceptance(bundle: Path, temperatures: list[float], nodes: list[int], tokens
                         "num_assistant_tokens_schedule": "constant", "num_assistant_tokens": count,
                     }  # fmt: skip
                     stats = measure(model, drafter, temperature, tokens, chosen)
-                    rounds = stats.num_drafts_per_pos[0]
-                    survival = [f"{taken / rounds:.3f}" for taken in [*stats.num_accepted_tokens_per_pos, 0, 0, 0][:4]]
-                    per_round = f"{stats.new_tokens / stats.target_forwards:.2f}"
-                    lines.append([f"{temperature:g}", str(count), name, *survival, per_round])
+                    lines.append([f"{temperature:g}", str(count), name, *acceptance_cells(stats)])
     return lines
 
 
@@ -70,25 +67,18 @@ def cost(bundle: Path, threads: int) -> list[list[str]]:
     session = engine.open_session()
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.target.vocab_size, CONTEXT).tolist()
-    hidden = engine.forward([Rows(session, TokenTree.chain(prompt), [CONTEXT - 1])])[0].hidden[0].copy()
-    session.commit(range(CONTEXT))
+    hidden = read(engine, session, prompt).hidden[0].copy()
     times: dict[str, list[float]] = {"a row": [], **{kind: [] for kind in engine.heads}}
     for _ in range(RUNS):
         for name, taken in times.items():
             # other states choose other clusters, whose rows are not in the caches
             state = (hidden + rng.normal(0, 0.3, len(hidden))).astype(np.float32)
-            started = perf_counter()
-            _run(engine, session, name, state)
-            taken.append(perf_counter() - started)
+            if name == "a row":
+                taken.append(timed(partial(forward, engine, session, [7], [0])))
+            else:
+                taken.append(timed(partial(session.propose, name, state)))
     row = median(times["a row"])
     return [[name, f"{1e3 * median(taken):.3f}", f"{median(taken) / row:.3f}"] for name, taken in times.items()]
-
-
-def _run(engine: Engine, session: Any, name: str, state: Any) -> None:
-    if name == "a row":
-        engine.forward([Rows(session, TokenTree.chain([7]), [0])])
-    else:
-        session.propose(name, state)
 
 
 def main() -> None:
@@ -104,8 +94,7 @@ def main() -> None:
         print(table(["", "ms", "of a row"], cost(arguments.bundle, arguments.threads), left={""}))
         return
     lines = acceptance(arguments.bundle, arguments.temperature, arguments.nodes, arguments.tokens)
-    header = ["temperature", "drafted", "drafts", "1 taken", "2", "3", "4", "tokens per round"]
-    print(table(header, lines, left={"drafts"}))
+    print(table(["temperature", "drafted", "drafts", *ACCEPTANCE], lines, left={"drafts"}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import ondevice
 from benchmarks.command import command_line
+from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Outputs
 from ondevice.generate.drafters.ngram import NgramDrafter, SuffixAutomaton
 from ondevice.generate.drafters.protocol import DraftRequest
@@ -61,15 +62,16 @@ def guesses(text: list[int]) -> NDArray[np.float64]:
 
 
 def calibration_table(rows: NDArray[np.float64]) -> str:
-    lines = ["| raw confidence | guesses | mean raw | mean calibrated | right |", "|---|---:|---:|---:|---:|"]
+    lines = []
     for low in np.arange(0, 1, 0.1):
         of_bin = rows[(rows[:, 0] >= low) & (rows[:, 0] < low + 0.1)]
         if len(of_bin):
             drafted = of_bin[~np.isnan(of_bin[:, 1]), 1]
             calibrated = f"{drafted.mean():.2f}" if len(drafted) else "no draft"
             raw, right = of_bin[:, 0].mean(), of_bin[:, 2].mean()
-            lines.append(f"| {low:.1f} to {low + 0.1:.1f} | {len(of_bin)} | {raw:.2f} | {calibrated} | {right:.2f} |")
-    return "\n".join(lines)
+            lines.append([f"{low:.1f} to {low + 0.1:.1f}", str(len(of_bin)), f"{raw:.2f}", calibrated, f"{right:.2f}"])
+    titles = ["raw confidence", "guesses", "mean raw", "mean calibrated", "right"]
+    return table(titles, lines, left={"raw confidence"})
 
 
 def cost_table(text: list[int]) -> str:
@@ -87,12 +89,9 @@ def cost_table(text: list[int]) -> str:
         drafter.draft(DraftRequest(16))
         drafter.observe([word], NO_OUTPUTS, [0])
     per_round = (perf_counter() - started) / len(rounds)
-    return (
-        "| | |\n|---|---:|\n"
-        f"| tokens | {len(text)} |\n"
-        f"| append a token, ns | {per_token * 1e9:.0f} |\n"
-        f"| forecast, draft of 16 and observe, us | {per_round * 1e6:.0f} |"
-    )
+    append, draft = f"{per_token * 1e9:.0f}", f"{per_round * 1e6:.0f}"
+    titles = ["tokens", "append a token, ns", "forecast, draft of 16 and observe, us"]
+    return table(titles, [[str(len(text)), append, draft]], left=())
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.command import add_threads, command_line
 from benchmarks.drafts.speculation import AUTO, Bench
+from benchmarks.forwards import read
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -54,8 +55,7 @@ class Timings:
     def __init__(self, engine: Engine, prompt_ids: Sequence[int]) -> None:
         self.engine = engine
         self.session = engine.open_session()
-        engine.forward([Rows(self.session, TokenTree.chain(prompt_ids), [len(prompt_ids) - 1])])
-        self.session.commit(range(len(prompt_ids)))
+        read(engine, self.session, prompt_ids)
         self._turn = 0
 
     def share(self, work: Callable[[list[int]], None]) -> float:

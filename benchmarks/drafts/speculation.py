@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 
-from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
+from benchmarks.forwards import forward, read, timed
+from ondevice.engines.protocol import Engine, Session
 from ondevice.generate.controller import MAX_DRAFT, Controller, FixedLength
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.self_speculative import PartialDrafter
@@ -106,7 +108,7 @@ class Bench:
         session = engine.open_session()
         run = _run(engine, session, prompt_ids, tokens + 1, Cell(PLAIN))
         for rows in range(2, MAX_DRAFT + 2):
-            engine.forward([Rows(session, TokenTree.chain(run.token_ids[:1] * rows), range(rows))])
+            forward(engine, session, run.token_ids[:1] * rows, range(rows))
         return cls(engine, session, tuple(prompt_ids), run.token_ids, partial)
 
     def run(self, cell: Cell) -> Run:
@@ -184,16 +186,11 @@ def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 4
     if not engine.has_drafter:
         return None
     session = engine.open_session()
-    (outputs,) = engine.forward([Rows(session, TokenTree.chain(prompt_ids), [len(prompt_ids) - 1])])
-    session.commit(range(len(prompt_ids)))
+    outputs = read(engine, session, prompt_ids)
     hidden, token = outputs.hidden[0].copy(), int(outputs.logits[0].argmax())
     rows, steps = [], []
     for _ in range(count):
-        started = perf_counter()
-        engine.forward([Rows(session, TokenTree.chain([token]), [0])])
-        forwarded = perf_counter()
-        session.draft_step(token, hidden)
-        rows.append(forwarded - started)
-        steps.append(perf_counter() - forwarded)
+        rows.append(timed(partial(forward, engine, session, [token], [0])))
+        steps.append(timed(partial(session.draft_step, token, hidden)))
     session.close()
     return DraftStepCost(median(steps), median(rows))

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import forward, read
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
-from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
+from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.kernels.contract import LOOK_UP, UNIT, LookUp, from_row
@@ -71,7 +72,7 @@ def log_probabilities(session: SimdSession, tokens: Sequence[int], first: int) -
     while start < len(tokens):
         chunk = tokens[start : start + session.max_rows()]
         wanted = range(max(0, first - start), len(chunk))
-        logits = session.engine.forward([Rows(session, TokenTree.chain(chunk), wanted)])[0].logits
+        logits = forward(session.engine, session, chunk, wanted).logits
         session.commit(range(len(chunk)))
         found.append(logits - logits.max(axis=1, keepdims=True))
         start += len(chunk)
@@ -125,11 +126,10 @@ def first_drafts(session: SimdSession, tokens: Sequence[int]) -> tuple[list[int]
     log_probabilities(session, tokens[: len(tokens) // 2], len(tokens) // 2 - 1)
     for start in range(len(tokens) // 2, len(tokens) - 17, 16):
         chunk = tokens[start : start + 16]
-        hidden = engine.forward([Rows(session, TokenTree.chain(chunk), [15])])[0].hidden[0].copy()
-        session.commit(range(16))
+        hidden = read(engine, session, chunk).hidden[0].copy()
         step = session.draft_step(tokens[start + 16], hidden)
         drafted.append(int(step.candidates[step.logits.argmax()]))
-        following = engine.forward([Rows(session, TokenTree.chain([tokens[start + 16]]), [0])])[0]
+        following = forward(engine, session, [tokens[start + 16]], [0])
         taken.append(int(following.logits[0].argmax()))
         session.commit([])
     return drafted, taken
@@ -173,7 +173,7 @@ def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, flo
         assert isinstance(step, LookUp)
         part = Plan(whole.steps[: end + 1], whole.exact)
         program.plan = lambda path, part=part: part
-        engine.forward([Rows(session, TokenTree.chain(rows), range(len(rows)))])
+        forward(engine, session, rows, range(len(rows)))
         cache = session._caches["full"]
         layer = owners[step.codes - 2 * len(program.caches)]
         keys = read_keys(cache.parts(layer)[0], 0, len(tokens))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.bundles.shape import target_model, with_towers
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import forward
 from benchmarks.speed.media import picture
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
@@ -85,7 +86,7 @@ def log_shares(engine: Engine, vision: VisionEntry, rows: FloatArray, digest: by
     session = engine.open_session()
     engine.forward([Rows(session, TokenTree.chain(prompt), [0], soft=rows)])
     session.commit(range(len(prompt)))
-    (outputs,) = engine.forward([Rows(session, TokenTree.chain(text), range(TEXT))])
+    outputs = forward(engine, session, text, range(TEXT))
     logits = outputs.logits.astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
     made: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

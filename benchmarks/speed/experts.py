@@ -21,13 +21,14 @@ import numpy as np
 
 from benchmarks.bundles.shape import write_bundle
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import forward, read
 from benchmarks.memory.footprint import footprint
 from benchmarks.peers.llama_programs import add_llama_bench, llama_bench
 from benchmarks.speed.rows import footer
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table, versions
-from ondevice.engines.protocol import Engine, Rows, TokenTree
+from ondevice.engines.protocol import Engine
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
@@ -70,16 +71,14 @@ def measure(engine: Engine, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PR
     """
     rng = np.random.default_rng(0)
     session = engine.open_session()
-    tokens = rng.integers(0, engine.target.vocab_size, CONTEXT).tolist()
-    engine.forward([Rows(session, TokenTree.chain(tokens), [0])])
-    session.commit(range(CONTEXT))
+    read(engine, session, rng.integers(0, engine.target.vocab_size, CONTEXT).tolist())
     found = {rows: Measured() for rows in rows_of}
     for rows in rows_of * rounds:
-        chain = TokenTree.chain(rng.integers(0, engine.target.vocab_size, rows).tolist())
-        asked = Rows(session, chain, [rows - 1] if rows == PREFILL else range(rows))
+        tokens = rng.integers(0, engine.target.vocab_size, rows).tolist()
+        wanted = [rows - 1] if rows == PREFILL else range(rows)
         for timed in range(1 + (1 if rows == PREFILL else TIMES)):
             started = time.perf_counter()
-            outputs = engine.forward([asked])[0]
+            outputs = forward(engine, session, tokens, wanted)
             if timed:
                 found[rows].seconds.append(time.perf_counter() - started)
                 found[rows].experts.append(outputs.experts)

@@ -13,17 +13,18 @@ import json
 import random
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 import ondevice
 from benchmarks.command import command_line
+from benchmarks.forwards import read, timed
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.cli.bench.tables import table
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import keep_allowed
@@ -79,7 +80,7 @@ def measure_costs(bundle: Path, pair: Path, directory: Path, threads: int | None
     print(f"index, once for a model, with the first grammar: {index_s:.2f} s")
     tokens = tokenizer.encode(REPLY, add_special_tokens=False)
     logits = np.random.default_rng(0).standard_normal(vocab_size, np.float32)
-    print(f"\n{'':24}{'us per token: mean':>19}{'median':>8}{'largest':>9}{'mean, of a step':>17}{'forced':>8}")
+    lines = []
     for name, schema in (("strings of any length", without_bounds(SCHEMA)), ("strings with maxLength", SCHEMA)):
         times = np.array(costs_by_token(constrained(compiler, schema), tokens, logits))
         forced = constrained(compiler, schema)
@@ -88,7 +89,10 @@ def measure_costs(bundle: Path, pair: Path, directory: Path, threads: int | None
             count += forced.forced([]) is not None
             forced.take([token])
         mean, usual, most = times.mean(), np.median(times), times.max()
-        print(f"{name:24}{1e6 * mean:>19.0f}{1e6 * usual:>8.0f}{1e6 * most:>9.0f}{mean / forward_s:>17.2%}{count:>8}")
+        figures = (f"{1e6 * each:.0f}" for each in (mean, usual, most))
+        lines.append([name, *figures, f"{mean / forward_s:.2%}", str(count)])
+    titles = ["schema", "us per token: mean", "median", "largest", "mean, of a step", "forced"]
+    print(f"\n{table(titles, lines, left={'schema'})}\n")
     mask, out = np.full((vocab_size + 31) // 32, 0xA5A5A5A5, np.uint32), np.empty_like(logits)
     applied = min(timed(lambda: keep_allowed(logits, mask, out)) for _ in range(50))
     print(f"{len(tokens)} tokens; applying a mask of every other token: {1e6 * applied:.0f} us")
@@ -118,7 +122,7 @@ def costs_by_token(constraint: Matcher, tokens: Sequence[int], logits: np.ndarra
     context, times = [2], []
     for token in tokens:
         seconds = timed(lambda: limited.choose(logits, context))
-        seconds += timed(lambda token=token: constraint.take([token]))
+        seconds += timed(partial(constraint.take, [token]))
         times.append(seconds - timed(lambda: plain.choose(logits, context)))
         context.append(token)
     return times
@@ -148,23 +152,14 @@ def forward_seconds(model: Model) -> float:
     session = model.engine.open_session()
     times = []
     for token in range(FORWARDS):
-        times.append(
-            timed(lambda token=token: model.engine.forward([Rows(session, TokenTree.chain([5 + token]), [0])]))
-        )
-        session.commit([0])
+        times.append(timed(partial(read, model.engine, session, [5 + token])))
     session.close()
     return median(times[1:])
 
 
-def timed(call: Any) -> float:
-    started = perf_counter()
-    call()
-    return perf_counter() - started
-
-
 def measure_drafts(model: Model) -> None:
     answer = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
-    print(f"\n{'':22}{'tokens/round':>13}{'tokens/s':>10}{'grammar: drafted, taken':>25}")
+    lines = []
     for temperature in (0.0, 1.0):
         expected: list[tuple[int, ...]] = []
         for drafter in ("none", "ngram", "mtp", "grammar", "auto"):
@@ -193,8 +188,10 @@ def measure_drafts(model: Model) -> None:
                     if (found := reply.stats.by_source.get("grammar")) is not None:
                         drafted += found.num_draft_tokens
                         taken += found.num_accepted_tokens
-            name = f"T={temperature:g} {drafter}"
-            print(f"{name:22}{tokens / rounds:>13.2f}{tokens / seconds:>10.0f}{f'{drafted}, {taken}':>25}")
+            figures = [f"{tokens / rounds:.2f}", f"{tokens / seconds:.0f}", f"{drafted}, {taken}"]
+            lines.append([f"T={temperature:g} {drafter}", *figures])
+    titles = ["drafter", "tokens/round", "tokens/s", "of the grammar: drafted, taken"]
+    print(f"\n{table(titles, lines, left={'drafter'})}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ to 8,192 tokens, because it has to read them, which takes a minute or more each 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,12 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.command import add_threads, command_line, machine_lines
+from benchmarks.forwards import forward, read, timed
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table
-from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.kernels.contract import MAX_ROWS
@@ -45,14 +45,9 @@ SEED = 64
 """Tokens whose keys and values are repeated; whole units of every cache."""
 
 
-def forward(session: SimdSession, tokens: Sequence[int], wanted: Sequence[int]) -> Outputs:
-    return session.engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])[0]
-
-
 def fill(session: SimdSession, tokens: int) -> None:
     """Fill an empty session with so many tokens."""
-    forward(session, range(SEED), [0])
-    session.commit(range(SEED))
+    read(session.engine, session, range(SEED))
     if tokens <= SEED:
         return
     for cache in session._caches.values():
@@ -69,8 +64,8 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
     hidden = np.zeros(session.engine.target.hidden_size, np.float32)
     found: dict[str, Callable[[], object]] = {}
     for rows in ROWS:
-        found[f"{rows} row{'s' * (rows > 1)}"] = partial(forward, session, range(rows), range(rows))
-    found[f"chunk of {chunk}"] = partial(forward, session, range(chunk), [chunk - 1])
+        found[f"{rows} row{'s' * (rows > 1)}"] = partial(forward, session.engine, session, range(rows), range(rows))
+    found[f"chunk of {chunk}"] = partial(forward, session.engine, session, range(chunk), [chunk - 1])
     if session.engine.has_drafter:
         found["draft step"] = partial(session.draft_step, 1, hidden)
     return found
@@ -90,9 +85,7 @@ def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], r
         for row in times:
             for place, work in enumerate(every):
                 work[title]()  # wakes the threads, allocates memory
-                started = time.perf_counter()
-                work[title]()
-                row[place] = time.perf_counter() - started
+                row[place] = timed(work[title])
         for found, seconds in zip(taken, np.median(times, axis=0), strict=True):
             found[title] = float(seconds)
     engine.close()

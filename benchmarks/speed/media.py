@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from onnx import helper, numpy_helper
 
 from benchmarks.bundles.shape import E2B, write_bundle
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import timed
 from benchmarks.memory.watch import Memory
 from benchmarks.peers.llama_programs import LlamaMtmd, add_llama_mtmd
 from benchmarks.peers.llama_server import version
@@ -109,9 +111,7 @@ def encodings(bundle: Bundle, sizes: Sequence[int], threads: int, rounds: int) -
         pixels, seconds, peak = picture(vision, size), [], 0
         for _ in range(rounds):
             machine.reset_peak_rss()
-            started = time.perf_counter()
-            tower.encode(pixels)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(timed(partial(tower.encode, pixels)))
             peak = max(peak, machine.peak_rss_bytes())
         found.append(Encoding(pixels.tokens, median(seconds), peak - before, resident() - before))
     return found
@@ -128,9 +128,7 @@ def sounds(bundle: Bundle, lengths: Sequence[int], threads: int, rounds: int) ->
         piece, seconds, peak = Sound(Audio(samples, RATE), audio, "it").piece(0), [], 0
         for _ in range(rounds + 1):  # the first time opens the graph
             machine.reset_peak_rss()
-            started = time.perf_counter()
-            tower.encode(piece)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(timed(partial(tower.encode, piece)))
             peak = max(peak, machine.peak_rss_bytes())
         found.append(Encoding(piece.tokens, median(seconds[1:]), peak - before, resident() - before))
     return found
@@ -148,9 +146,7 @@ def compared(
             PIL.Image.fromarray(pixels.values).save(file)
             tower.encode(pixels)  # opens the graph
             for _ in range(rounds):
-                started = time.perf_counter()
-                tower.encode(pixels)
-                times.append((time.perf_counter() - started, other.seconds(file)))
+                times.append((timed(partial(tower.encode, pixels)), other.seconds(file)))
             ours, others = zip(*times, strict=True)
             found.append((pixels.tokens, median(ours), median(others)))
     return found
@@ -169,11 +165,8 @@ def float_peak(threads: int, rounds: int = 5) -> float:
         graph = helper.make_graph([node], "product", [x_info], [y_info], [numpy_helper.from_array(w, "w")])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=11)
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        taken = []
-        for _ in range(rounds + 1):  # the first one takes memory
-            started = time.perf_counter()
-            session.run(["y"], {"x": x})
-            taken.append(time.perf_counter() - started)
+        run = partial(session.run, ["y"], {"x": x})
+        taken = [timed(run) for _ in range(rounds + 1)]  # the first one takes memory
         best = max(best, 2 * rows * width * columns / min(taken[1:]))
     return best
 
@@ -214,11 +207,7 @@ def beside(bundle: Bundle, threads: int, tokens: int, rounds: int) -> dict[str, 
             generation = loop.generate(engine.open_session(), [2] * QUESTION, sampler, limits)
             yield from loop.run(generation, lambda rows: engine.forward([rows])[0])
 
-    def encode() -> float:
-        started = time.perf_counter()
-        tower.encode(pixels)
-        return time.perf_counter() - started
-
+    encode = partial(timed, partial(tower.encode, pixels))
     steps, alone, together = decoding(), list[Beside](), list[Beside]()
     encode()  # opens the graph
     for _ in range(3 * QUESTION):  # until the number of threads is learnt
@@ -247,9 +236,7 @@ def stopped_s(bundle: Bundle, threads: int, tokens: int) -> float:
     vision = bundle.manifest.vision
     assert vision is not None
     tower, pixels = _tower(bundle, vision, threads), picture(vision, tokens)
-    started = time.perf_counter()
-    tower.encode(pixels)
-    half, cancelled = (time.perf_counter() - started) / 2, list[float]()
+    half, cancelled = timed(partial(tower.encode, pixels)) / 2, list[float]()
     timer = threading.Timer(half, lambda: cancelled.append(time.perf_counter()))
     timer.start()
     rows = tower.encode(pixels, lambda: bool(cancelled))

@@ -9,8 +9,8 @@ measured in turns; the last column is the time relative to that of the first one
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import forward, timed
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.cli.bench.tables import table
-from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.contract import BLOCK, PRODUCTS, TILE, Gated, Project, from_row
@@ -59,12 +59,10 @@ def main() -> None:
         for _ in range(arguments.rounds):
             measurement.read()
             for rows, (place, engine) in product(arguments.rows, enumerate(engines)):
-                chain = TokenTree.chain([1] * rows)
-                engine.forward([Rows(sessions[place], chain, [rows - 1])])  # numbers to work on
+                forward(engine, sessions[place], [1] * rows, [rows - 1])  # numbers to work on
+                run, slots = engine._program.pool._run, engine._state.slots
                 for shape, plan in plans[place].items():
-                    started = time.perf_counter()
-                    engine._program.pool._run(plan, engine._state.slots, arguments.threads)
-                    taken[rows, place, shape].append(time.perf_counter() - started)
+                    taken[rows, place, shape].append(timed(partial(run, plan, slots, arguments.threads)))
     limits = measurement.median()
     first = {(rows, *shape[:2]): median(seconds) for (rows, place, shape), seconds in taken.items() if not place}
     lines = []

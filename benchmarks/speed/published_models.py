@@ -24,6 +24,7 @@ import numpy as np
 
 import ondevice
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import read
 from benchmarks.memory.start import start
 from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess
 from benchmarks.speed.rows import seconds
@@ -32,7 +33,6 @@ from ondevice import Model, machine
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench.measure import load_scenarios
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
-from ondevice.engines.protocol import Rows, TokenTree
 from ondevice_export import export
 
 MODELS = ("smollm2", "gemma3")
@@ -97,8 +97,7 @@ def _forwards(model: Model, llama: LlamaProcess, rounds: int, ours: Measured, th
     most = model.manifest.target.vocab_size
     session = model.engine.open_session()
     context = rng.integers(256, most, CONTEXT).tolist()
-    model.engine.forward([Rows(session, TokenTree.chain(context), [0])])
-    session.commit(range(CONTEXT))
+    read(model.engine, session, context)
     counts = (*TIMES * ROWS, PREFILL)
     for _ in range(rounds):
         for rows in counts:

@@ -20,17 +20,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from benchmarks.command import add_threads, command_line
+from benchmarks.forwards import Forwarder, forward, read
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import Session
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
@@ -51,16 +52,6 @@ disk.
 
 Seconds = dict[str, dict[int, list[float]]]
 """All measurements by engine, then by number of rows."""
-
-
-class Forwarder(Protocol):
-    """The part of `Engine` that is timed."""
-
-    name: str
-
-    def open_session(self) -> Session: ...
-
-    def forward(self, batch: Sequence[Rows]) -> list[Outputs]: ...
 
 
 class _Beside(SimdEngine):
@@ -112,21 +103,17 @@ def seconds(engine: Forwarder, session: Session, rows: int, rng: np.random.Gener
     """
     tokens = rng.integers(0, TOKENS, rows).tolist()
     session.rewind(CONTEXT)
-    _forward(engine, session, tokens[:1], [0])  # the other engine's threads spin for a while
+    forward(engine, session, tokens[:1], [0])  # the other engine's threads spin for a while
     started = time.perf_counter()
     if rows in PREFILL:
         while tokens:
             part = tokens[: session.max_rows()]
             tokens = tokens[len(part) :]
-            _forward(engine, session, part, [len(part) - 1])
+            forward(engine, session, part, [len(part) - 1])
             session.commit(range(len(part)))
     else:
-        _forward(engine, session, tokens, range(rows))
+        forward(engine, session, tokens, range(rows))
     return time.perf_counter() - started
-
-
-def _forward(engine: Forwarder, session: Session, tokens: Sequence[int], wanted: Sequence[int]) -> None:
-    engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])
 
 
 def compare(
@@ -136,8 +123,7 @@ def compare(
     rng = np.random.default_rng(0)
     sessions = [engine.open_session() for engine in engines]
     for engine, session in zip(engines, sessions, strict=True):
-        _forward(engine, session, rng.integers(0, TOKENS, CONTEXT).tolist(), [0])
-        session.commit(range(CONTEXT))
+        read(engine, session, rng.integers(0, TOKENS, CONTEXT).tolist())
     names = [engine.name for engine in engines] + ([] if llama is None else [llama.name])
     found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):
