@@ -1,6 +1,6 @@
 """How much faster is decoding with drafts that are right with a given probability?
 
-    python -m benchmarks.drafts.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick] [--json]
+    python -m benchmarks.drafts.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick]
     python -m benchmarks.drafts.speculate BUNDLE --acceptance 0 --lengths auto --repeats 12    # one row, less noise
     python -m benchmarks.drafts.speculate BUNDLE --siblings 0.4 --lengths 4 auto               # chains and trees
 
@@ -11,7 +11,6 @@ errors. So the table is valid for any weights of this shape, and says nothing ab
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +60,7 @@ def main() -> int:
         "tokens": arguments.tokens,
         "different_runs": different,
     }
-    print(json.dumps({**facts, **as_json(blocks, step)}) if arguments.json else report(blocks, step, facts))
+    print(report(blocks, step, facts))
     return FAILED if different else 0
 
 
@@ -120,27 +119,6 @@ def auto_table(blocks: Sequence[Block]) -> str:
     return table(titles, cells, left={"draft"})
 
 
-def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, Any]:
-    return {
-        "impossible_cells": sum(len(block.impossible) for block in blocks),
-        "draft_step_s": step and step.step_s,
-        "row_s": step and step.row_s,
-        "cells": [
-            {
-                "acceptance": block.acceptance,
-                "length": cell.length,
-                "speed_up": block.speed_up(cell),
-                "tokens_per_s": 1.0 / cell.seconds_per_token,
-                "tokens_per_round": cell.tokens_per_round,
-                "drafted_per_round": cell.drafted_per_round,
-                "seconds": [run.seconds for run in cell.runs],
-            }
-            for block in blocks
-            for cell in (block.plain, *block.cells)
-        ],
-    }
-
-
 def _trees(second: float | None) -> list[str]:
     """A line that explains trees, if there are any."""
     if second is None:
@@ -191,7 +169,6 @@ def _parse() -> argparse.Namespace:
         "--quick", dest="lengths", action="store_const", const=QUICK_LENGTHS,
         help=f"the same as --lengths {' '.join(QUICK_LENGTHS)}",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     arguments = parser.parse_args()
     if min(arguments.tokens, arguments.repeats) < 1:
         parser.error("--tokens and --repeats must be at least 1")

@@ -1,7 +1,7 @@
 """How long does a process take to its first token, and how much memory does it need?
 
     python -m benchmarks.memory.start BUNDLE [--engine NAME] [--threads N] [--runs N] [--cold-runs N]
-        [--prompt-tokens N] [--json]
+        [--prompt-tokens N]
 
 Every run is a new `python -m ondevice generate`. Cold: no weights are packed and, where no kernel library is shipped,
 no kernels are built: the cache is an empty directory. Warm: it is as the last cold run left it. Either way the bundle
@@ -12,7 +12,6 @@ as well.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -61,11 +60,7 @@ def main() -> None:
                     starts["warm"].append(start(command, Path(caches)))
                     bar.update()
     facts = setup(manifest, starts["warm"][0].engine, threads) | {"prompt_tokens": arguments.prompt_tokens}
-    if arguments.json:
-        runs = {state: [dataclasses.asdict(one) for one in those] for state, those in starts.items()}
-        print(json.dumps({**facts, **runs}))
-    else:
-        print(report(starts, facts))
+    print(report(starts, facts))
 
 
 def start(command: Sequence[str], caches: Path) -> Start:
@@ -139,7 +134,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="from warm caches (default: 5)")
     parser.add_argument("--cold-runs", type=int, default=3, metavar="N", help="from empty caches (default: 3)")
     parser.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="different ones (default: 16)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     if min(arguments.runs, arguments.cold_runs) < 1:
         parser.error("--runs and --cold-runs must be at least 1: warm caches are those that a cold run has filled")

@@ -1,6 +1,6 @@
 """How many tokens per second do several sequences make together, and how long does a new request wait for its first?
 
-    python -m benchmarks.speed.batch BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--repeats N] [--json]
+    python -m benchmarks.speed.batch BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--repeats N]
     python -m benchmarks.speed.batch BUNDLE --batched-bench PROGRAM --gguf FILE    # with llama.cpp's figures
 
 Every sequence is read by its own thread, as in a server or an application. Plain decoding of random ids, because the
@@ -9,10 +9,9 @@ content of the text does not affect the results.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -195,7 +194,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40, metavar="N", help="of each sequence (default: 40)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
     add_batched_bench(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     threads = arguments.threads
     peer: dict[int, float] = {}
@@ -211,11 +209,7 @@ def main() -> None:
             "tokens": arguments.tokens,
             "repeats": arguments.repeats,
         }
-    if arguments.json:
-        found = {"batches": [asdict(each) for each in batches], "request": asdict(request), "llama.cpp": peer}
-        print(json.dumps({**facts, **found}))
-    else:
-        print(report(batches, request, peer, facts))
+    print(report(batches, request, peer, facts))
 
 
 if __name__ == "__main__":

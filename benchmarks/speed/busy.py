@@ -1,6 +1,6 @@
 """How fast is decoding while other processes use the cores?
 
-    python -m benchmarks.speed.busy BUNDLE [--engines simd ort] [--seconds N] [--repeats N] [--json]
+    python -m benchmarks.speed.busy BUNDLE [--engines simd ort] [--seconds N] [--repeats N]
     python -m benchmarks.speed.busy BUNDLE --batched-bench PROGRAM --gguf FILE    # with llama.cpp's figures
 
 Plain decoding of random ids, with one thread and with all. `simd` chooses the number of threads by its speed; "always"
@@ -10,11 +10,10 @@ is the same engine on all threads always. The busy processes are started by this
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -186,7 +185,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, metavar="N", help="of each run (default: 4)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
     add_batched_bench(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     if "simd" not in arguments.engines:
         parser.error("--engines must have simd among them")
@@ -197,10 +195,7 @@ def main() -> None:
     speeds = measure(models, peers, counts, arguments.seconds, arguments.repeats)
     facts = setup(next(iter(models.values())).manifest, "simd", threads)
     facts |= {"seconds": arguments.seconds, "repeats": arguments.repeats}
-    if arguments.json:
-        print(json.dumps({**facts, "speeds": [asdict(speed) for speed in speeds]}))
-    else:
-        print(report(speeds, threads, facts))
+    print(report(speeds, threads, facts))
 
 
 if __name__ == "__main__":
