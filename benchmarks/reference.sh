@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures again what RESULTS.md says of the reference pair, after it was trained: bash benchmarks/reference.sh OUT humaneval.jsonl
+# Measures again what the results say of the reference pair, after it was trained: bash benchmarks/reference.sh OUT humaneval.jsonl
 # Needs bundles/reference and bundles/draft-model, and leaves a file for each command in OUT. Half an hour of a quiet machine.
 set -uo pipefail
 out=$1 prompts=$2 bin=${BIN:-.venv/bin} bundle=bundles/reference
@@ -17,16 +17,12 @@ measure humaneval-greedy "${humaneval[@]}" --limit 40 --temperature 0
 measure humaneval-sampled "${humaneval[@]}" --limit 40 --temperature 0.8
 measure humaneval-ort "${humaneval[@]}" --limit 20 --temperature 0 --engine ort --lengths 2,4,auto
 measure draft-model "$bin/ondevice" bench $bundle --drafters mtp,bundles/draft-model --lengths 2,4,auto --temperature 1
-measure coupling "$bin/python" -m benchmarks.coupling $bundle
-measure siblings "$bin/python" -m benchmarks.ngram_siblings $bundle
-measure heads "$bin/python" -m benchmarks.heads $bundle --nodes 8 16 --tokens 300
-measure recycling "$bin/python" -m benchmarks.recycling $bundle
-measure grammar "$bin/python" -m benchmarks.grammar $bundle --pair $bundle
-measure own-layers "$bin/python" -m benchmarks.own_layers $bundle --threads 1
-measure kv-cache "$bin/python" -m benchmarks.kv_cache $bundle \
-    --text README.md ARCHITECTURE.md ondevice/model.py ondevice/engines/sequence.py ondevice/generate/loop.py
-measure attention "$bin/python" -m benchmarks.attention_quality $bundle --sequences 2
-measure batch "$bin/python" -m benchmarks.batch $bundle --tokens 200
-measure start "$bin/python" -m benchmarks.start $bundle --cold-runs 1 --runs 3
+measure coupling "$bin/python" -m benchmarks.drafts.coupling $bundle
+measure heads "$bin/python" -m benchmarks.drafts.heads $bundle --nodes 8 16 --tokens 300
+measure grammar "$bin/python" -m benchmarks.speed.grammar $bundle --pair $bundle
+measure own-layers "$bin/python" -m benchmarks.drafts.own_layers $bundle --threads 1
+measure attention "$bin/python" -m benchmarks.quality.attention $bundle --sequences 2
+measure batch "$bin/python" -m benchmarks.speed.batch $bundle --tokens 200
+measure start "$bin/python" -m benchmarks.memory.start $bundle --cold-runs 1 --runs 3
 measure tune "$bin/ondevice" tune $bundle --seconds 40
-measure busy "$bin/python" -m benchmarks.busy $bundle --seconds 1.2 --repeats 3
+measure busy "$bin/python" -m benchmarks.speed.busy $bundle --seconds 1.2 --repeats 3

@@ -21,7 +21,11 @@ OUTSIDE = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
     "benchmarks/RESULTS.md": "results.md",
+    **{
+        f"benchmarks/results/{page.name}": f"results/{page.name}" for page in (ROOT / "benchmarks/results").glob("*.md")
+    },
     "benchmarks/effect.svg": "effect.svg",
     "models/README.md": "reference-pair.md",
 }
@@ -45,22 +49,23 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if target is None or "://" in target:
             return link[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        return f"{link[1]}{site_path(path, config['extra']['social'][0]['link'])}{link[3] or ''}{link[4]}"
+        repository = config["extra"]["social"][0]["link"]
+        return f"{link[1]}{link_path(path, page.file.src_uri, repository)}{link[3] or ''}{link[4]}"
 
     blocks = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(rewritten, part) for number, part in enumerate(blocks))
 
 
-def site_path(path: str, repository: str) -> str:
+def link_path(path: str, page: str, repository: str) -> str:
     """Where a link to a file leads: within the site if the file is part of it, else to the repository's pages.
 
     Args:
         path: from the root of the repository.
+        page: the path in the site of the page with the link.
     """
-    if path in OUTSIDE:
-        return OUTSIDE[path]
-    if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+    own = OUTSIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+    if own is not None:
+        return posixpath.relpath(own, posixpath.dirname(page) or ".")
     kind = "tree" if (ROOT / path).is_dir() else "blob"
     return f"{repository}/{kind}/main/{path}"
 

@@ -2,7 +2,8 @@
 
 Matrices get more bits in the order in which this lowers the loss most per byte. The loss of a matrix is its squared
 error relative to its weights, measured in each format on some of its rows, times the sensitivity of its kind: the KL
-divergence that such an error causes in all layers together, measured on published models (`benchmarks.sensitivity`).
+divergence that such an error causes in all layers together, measured on published models by
+`benchmarks.quality.sensitivity`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks.picture import FORWARDS, PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
+from benchmarks.publish.pages import FORWARDS, PICTURE, REAL_TEXT, all_results, read_interval, read_tables
+from benchmarks.publish.picture import draw
 
 SETTINGS = """\
 | setting         | prompts |          tokens/s |
@@ -45,8 +46,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_it_is_drawn_from_the_results():
-    """`python -m benchmarks.picture` draws it anew."""
-    assert PICTURE.read_text("utf-8") == draw(RESULTS.read_text("utf-8"))
+    """`python -m benchmarks.publish.picture` draws it anew."""
+    assert PICTURE.read_text("utf-8") == draw(all_results())
 
 
 def test_lines_bars_and_labels():
@@ -76,5 +77,5 @@ def test_tables_and_cells():
     assert [len(table) for table in read_tables(SMALL, REAL_TEXT)] == [7, 7]
     assert read_interval("1.52 [1.31, 1.75]") == (1.52, 1.31, 1.75)
     assert read_interval("1.52") == (1.52, 1.52, 1.52)
-    with pytest.raises(SystemExit, match="no table below '## Nothing'"):
+    with pytest.raises(SystemExit, match="has a table below '## Nothing'"):
         read_tables(SMALL, "## Nothing")

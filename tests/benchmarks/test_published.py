@@ -1,27 +1,25 @@
-"""`benchmarks.published`: what pages quote of the measurement of real text is what RESULTS.md has."""
+"""`benchmarks.publish.real_text`: the figures that pages quote of real text are those of the results."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
-from benchmarks import published
-from benchmarks.picture import PICTURE, RESULTS
-from benchmarks.published import (
-    DRAFTING,
-    OTHER_CPU,
-    README,
+from benchmarks.drafts.real_text_tables import Record
+from benchmarks.publish import pages
+from benchmarks.publish.pages import FIRST_REAL_TEXT, OTHER_CPU, all_results, filled
+from benchmarks.publish.real_text import (
     drafting_text,
-    filled,
+    first_page_text,
     main,
     read_settings,
     readme_text,
     trained_sentences,
 )
-from benchmarks.real_text_tables import Record
 from tests.benchmarks.test_real_text import FACTS
 
 SPEEDS = {
@@ -32,22 +30,30 @@ LLAMA = {"llama.cpp plain": 0.5, "llama.cpp ngram": 0.8, "llama.cpp mtp 3": 2}
 
 
 def test_the_pages_quote_the_results() -> None:
-    """`python -m benchmarks.published` writes them anew."""
-    results = RESULTS.read_text("utf-8")
+    """`python -m benchmarks.publish.real_text` writes them anew."""
+    results = all_results()
     found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
     readme = readme_text(found, other_cpu, trained_sentences(results))
-    for page, text in ((README, readme), (DRAFTING, drafting_text(other_cpu))):
+    first = first_page_text(found, other_cpu)
+    for page, text, heading in (
+        (pages.README, readme, ""),
+        (pages.DRAFTING, drafting_text(other_cpu), ""),
+        (pages.FIRST_PAGE, first, FIRST_REAL_TEXT),
+    ):
         written = page.read_text("utf-8")
-        assert filled(written, text) == written
+        assert filled(written, text, heading) == written
 
 
 @pytest.fixture
-def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copies of all files that are written."""
-    for name, path in (("RESULTS", RESULTS), ("README", README), ("DRAFTING", DRAFTING), ("PICTURE", PICTURE)):
+    for name in ("README", "DRAFTING", "PICTURE", "FIRST_PAGE"):
+        path = getattr(pages, name)
         copy = tmp_path / path.name
         copy.write_text(path.read_text("utf-8"), "utf-8")
-        monkeypatch.setattr(published, name, copy)
+        monkeypatch.setattr(pages, name, copy)
+    copytree(pages.RESULTS, tmp_path / "results")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
     return tmp_path
 
 
@@ -67,46 +73,48 @@ def measurement(path: Path) -> Path:
     return path
 
 
-def test_one_command_writes_tables_sentences_and_picture(pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["published", str(measurement(pages / "found.json"))])
+def test_one_command_writes_tables_sentences_and_picture(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (copies / "effect.svg").read_text("utf-8")
+    monkeypatch.setattr("sys.argv", ["published", str(measurement(copies / "found.json"))])
     main()
-    results = (pages / "RESULTS.md").read_text("utf-8")
+    results = (copies / "results" / "real-text.md").read_text("utf-8")
     assert "--limit 2 --turns 3 --tokens 96" in results
     assert "--mtp-drafts 3 " in results
-    quoted = " ".join((pages / "README.md").read_text("utf-8").split())
+    quoted = " ".join((copies / "README.md").read_text("utf-8").split())
     assert "Over 2 prompts, `ondevice` with drafts decodes 5.0 times as fast" in quoted
     assert "That is 2.5 and 2.5 times the fastest setting of llama.cpp" in quoted
-    monkeypatch.setattr("sys.argv", ["published", str(pages / "found.json"), "--other-cpu"])
+    monkeypatch.setattr("sys.argv", ["published", str(copies / "found.json"), "--other-cpu"])
     main()
-    assert (pages / "RESULTS.md").read_text("utf-8").count("--limit 2 --turns 3 --tokens 96") == 2
-    quoted = " ".join((pages / "README.md").read_text("utf-8").split())
+    assert (copies / "results" / "real-text.md").read_text("utf-8").count("--limit 2 --turns 3 --tokens 96") == 2
+    quoted = " ".join((copies / "README.md").read_text("utf-8").split())
     assert "less arithmetic per byte of memory, drafts give 5.0 and 5.0 times, which is 2.5 and 2.5 times" in quoted
-    drafting = " ".join((pages / "drafting.md").read_text("utf-8").split())
+    drafting = " ".join((copies / "drafting.md").read_text("utf-8").split())
     assert "constantly 2 / 8 tokens give 2.00 / 3.12 times plain decoding as trees, and 1.60 / 2.50 as" in drafting
     assert "gives 1.56 at temperature 0 and 1.56 at 1, where MTP gives 4.00 and 4.00; `auto` gives 6.25" in drafting
     assert "Medusa's heads give 1.25 at temperature 0 and 1.25 at 1" in drafting
-    assert (pages / "effect.svg").read_text("utf-8") != PICTURE.read_text("utf-8")
-    written = {path.name: path.read_bytes() for path in pages.iterdir()}
+    assert (copies / "effect.svg").read_text("utf-8") != before
+    written = {path.name: path.read_bytes() for path in copies.rglob("*") if path.is_file()}
     monkeypatch.setattr("sys.argv", ["published"])
-    main()  # from RESULTS.md alone
-    assert {path.name: path.read_bytes() for path in pages.iterdir()} == written
+    main()  # from the results alone
+    assert {path.name: path.read_bytes() for path in copies.rglob("*") if path.is_file()} == written
 
 
 def test_a_trained_drafter_has_a_section_two_sentences_and_a_panel(
-    pages: Path, monkeypatch: pytest.MonkeyPatch
+    copies: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = (pages / "effect.svg").read_text("utf-8")
-    found = measurement(pages / "found.json")
+    before = (copies / "effect.svg").read_text("utf-8")
+    found = measurement(copies / "found.json")
     stored = json.loads(found.read_text())
     of_code = [{**each, "kind": "code"} for each in stored["records"]]
     found.write_text(json.dumps({**stored, "records": stored["records"] + of_code}))
     monkeypatch.setattr("sys.argv", ["published", str(found), "--trained-drafter"])
     for _ in range(2):  # the second time it replaces the section
         main()
-        results, picture = (pages / "RESULTS.md").read_text("utf-8"), (pages / "effect.svg").read_text("utf-8")
+        results = (copies / "results" / "published-models.md").read_text("utf-8")
+        picture = (copies / "effect.svg").read_text("utf-8")
         assert results.count("## A published model with a trained drafter") == 1
         assert "real_text DIR --instructions --gguf FILE.gguf --turns 3 --tokens 96" in results
-        quoted = " ".join((pages / "README.md").read_text("utf-8").split())
+        quoted = " ".join((copies / "README.md").read_text("utf-8").split())
         assert "makes chat 5.0 times as fast at temperature 0 and 5.0 times at 1, code 5.0 and 5.0 times" in quoted
         assert "4 prompts of seven kinds 5.0 and 5.0 times. For chat, that is 2.50 and 2.50 times" in quoted
         assert picture.count('class="simd"') == before.count('class="simd"') + 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import Result, _llama_result, draw, page_table
+from benchmarks.publish import pages
+from benchmarks.publish.quality import draw, page_table, publish
+from benchmarks.quality.formats import Result, _llama_result
 
 PRINTED = """
 chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            Same top p
@@ -63,3 +67,20 @@ def test_the_picture_has_a_dot_per_result() -> None:
     assert sorted(dot.get("class") or "" for dot in dots) == ["llamacpp", "simd", "simd"]
     heights = {dot.get("class"): float(dot.get("cy") or 0) for dot in dots}
     assert heights["llamacpp"] < heights["simd"]  # a larger loss is higher
+
+
+def test_three_pages_and_a_picture_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUALITY", "FIRST_PAGE"):
+        page = getattr(pages, name)
+        monkeypatch.setattr(pages, name, tmp_path / page.name)
+        (tmp_path / page.name).write_text(page.read_text("utf-8"), "utf-8")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "quality.md").write_text((pages.RESULTS / "quality.md").read_text("utf-8"), "utf-8")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    found = tmp_path / "found.json"
+    found.write_text(json.dumps([asdict(each) for each in results()]), "utf-8")
+    publish([found])
+    line = "| int4 |  90 |            4.50 | 0.2800 ± 0.0056 |          90.0% |      20.00 |"
+    for name in ("quality.md", "RESULTS.md", "results/quality.md"):
+        assert (tmp_path / name).read_text("utf-8").count(line) == 1
+    assert (tmp_path / "quality.svg").exists()

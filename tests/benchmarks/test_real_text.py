@@ -1,4 +1,4 @@
-"""`benchmarks.real_text`: its statistics, its check of every reply, and a run on the reference pair."""
+"""`benchmarks.drafts.real_text`: its statistics, its check of every reply, and a run on the reference pair."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import llama_server, real_text
-from benchmarks.llama_server import LlamaServer, speculative
-from benchmarks.real_text import check_equal
-from benchmarks.real_text_tables import (
+from benchmarks.drafts import real_text
+from benchmarks.drafts.real_text import check_equal
+from benchmarks.drafts.real_text_tables import (
     Record,
     geometric,
     interval_text,
@@ -25,6 +24,8 @@ from benchmarks.real_text_tables import (
     seen_grams,
     spread_lines,
 )
+from benchmarks.peers import llama_server
+from benchmarks.peers.llama_server import LlamaServer, speculative
 from ondevice.cli.bench.measure import Run
 from ondevice.generate.stats import Stats
 

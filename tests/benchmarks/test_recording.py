@@ -1,4 +1,4 @@
-"""`benchmarks.recording`: the terminal, the times, and the picture."""
+"""`benchmarks.publish.recording`: the terminal, the times, and the picture."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 if sys.platform == "win32":
     pytest.skip("Windows has no pseudo-terminals of this kind", allow_module_level=True)
 
-from benchmarks import recording
-from benchmarks.recording import Piece, Screen, draw, from_first_text, record
+from benchmarks.publish import recording
+from benchmarks.publish.recording import Piece, Screen, draw, from_first_text, record
 
 SVG = "{http://www.w3.org/2000/svg}"
 

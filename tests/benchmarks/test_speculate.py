@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import speculate
-from benchmarks.speculate import report
-from benchmarks.speculation import AUTO, FIRST_AUTO, PLAIN, Bench, Block, Cell, DraftStepCost, Run
+from benchmarks.drafts import speculate
+from benchmarks.drafts.speculate import report
+from benchmarks.drafts.speculation import AUTO, FIRST_AUTO, PLAIN, Bench, Block, Cell, DraftStepCost, Run
 from ondevice.generate.stats import Round, Stats
 from tests.fixtures.toy_engine import ToyEngine
 
@@ -85,7 +85,7 @@ def test_every_way_of_decoding_takes_its_turn():
 @pytest.fixture
 def toy(monkeypatch):
     manifest = SimpleNamespace(name="toy", quantization=SimpleNamespace(weights="int4"))
-    monkeypatch.setattr("benchmarks.speculate.Bundle.open", lambda path: SimpleNamespace(manifest=manifest))
+    monkeypatch.setattr("benchmarks.drafts.speculate.Bundle.open", lambda path: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr(speculate, "open_engine", lambda name, bundle, threads: ToyEngine())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ondevice
-from benchmarks.widened import PAIR, compare, write_bundle, write_draft_model
+from benchmarks.bundles.widened import PAIR, compare, write_bundle, write_draft_model
 from ondevice.cli.bench.measure import PLAIN, Configuration
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice_export import export

@@ -8,7 +8,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.widened_gguf import write_drafter, write_target
+from benchmarks.bundles.gguf_files import write_drafter, write_target
 from ondevice.bundle import Bundle
 from ondevice_export import export
 from ondevice_export.checkpoint.models import open_drafter, open_target

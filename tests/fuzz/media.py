@@ -13,7 +13,8 @@ import numpy as np
 import PIL.Image
 import soundfile
 
-from benchmarks.e2b_shape import AUDIO, VISION
+from benchmarks.bundles.gemma4 import E2B_AUDIO as AUDIO
+from benchmarks.bundles.gemma4 import E2B_VISION as VISION
 from ondevice import machine
 from ondevice.media.images import Picture
 from ondevice.media.prompt import MAX_DECODED, Medium

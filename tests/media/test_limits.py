@@ -18,7 +18,8 @@ import PIL.WebPImagePlugin
 import pytest
 import soundfile
 
-from benchmarks.e2b_shape import AUDIO, VISION
+from benchmarks.bundles.gemma4 import E2B_AUDIO as AUDIO
+from benchmarks.bundles.gemma4 import E2B_VISION as VISION
 from ondevice import Audio, Image, Model, PromptError
 from ondevice.bundle import Bundle
 from ondevice.media import images, prompt, sounds
@@ -108,7 +109,7 @@ def test_headers_of_pictures_take_no_memory(tmp_path: Path) -> None:
         (tmp_path / kind).write_bytes(picture_file(kind, 5000, 4000))
     code = """
 from pathlib import Path
-from benchmarks.e2b_shape import VISION
+from benchmarks.bundles.gemma4 import E2B_VISION as VISION
 from ondevice import Image
 from ondevice.media.images import Picture
 from tests.media.pictures_made import png
@@ -146,7 +147,7 @@ def test_headers_of_sounds_take_no_memory(tmp_path: Path) -> None:
     """
     (tmp_path / "silence").write_bytes(sound_file(np.zeros(1200 * 16_000, np.int16)))
     code = """
-from benchmarks.e2b_shape import AUDIO
+from benchmarks.bundles.gemma4 import E2B_AUDIO as AUDIO
 from ondevice import Audio
 from ondevice.media.sounds import Sound
 from tests.media.test_limits import sound_file
@@ -312,7 +313,7 @@ def test_a_prompt_takes_the_memory_of_one_picture(chat_bundle: Path, tmp_path: P
     """Eight pictures whose pixels take 640 MB, one at a time; then 200 small ones that become 350 MB of pixels."""
     (tmp_path / "large.png").write_bytes(picture_file(FORMATS[1], 5000, 4000))
     code = """
-from benchmarks.e2b_shape import VISION
+from benchmarks.bundles.gemma4 import E2B_VISION as VISION
 from ondevice import Image
 from ondevice.bundle import Bundle
 from ondevice.media.prompt import MediaEncoder

@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks.e2b_shape import RandomTower, with_towers
-from benchmarks.footprint import LARGE_VISION
-from benchmarks.shape import target_model
+from benchmarks.bundles.gemma4 import LARGE_VISION
+from benchmarks.bundles.random_checkpoints import RandomTower
+from benchmarks.bundles.shape import target_model, with_towers
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.vision import PROJECTION, VisionEntry
 from ondevice.media.images import Pixels

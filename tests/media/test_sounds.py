@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.e2b_shape import AUDIO
+from benchmarks.bundles.gemma4 import E2B_AUDIO as AUDIO
 from ondevice.bundle_format.audio import MAX_SAMPLES, RATE
 from ondevice.errors import MissingDependencyError, OndeviceError, PromptError
 from ondevice.media import sounds

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = sorted((ROOT / "benchmarks").rglob("*.md"))
 FIRST_SCREENS = README.partition("## Compared")[0]
 
 
@@ -19,7 +20,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")) if "://" not in link]
     for link in links:
@@ -53,7 +54,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_the_site_has_every_page() -> None:
     site = (ROOT / "mkdocs.yml").read_text("utf-8")
-    assert [page.name for page in PAGES[1:] if f": {page.name}\n" not in site] == []
+    results = [f"results/{page.name}" for page in RESULTS if page.parent.name == "results"]
+    assert [name for name in [*(page.name for page in PAGES[1:]), *results] if f": {name}\n" not in site] == []
 
 
 def tables(page: str) -> list[str]:
@@ -64,7 +66,7 @@ def tables(page: str) -> list[str]:
 
 def test_a_measured_table_stands_in_the_results_too() -> None:
     """With its command and the machine that it was printed on."""
-    results = tables((ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8"))
+    results = [table for page in RESULTS for table in tables(page.read_text("utf-8"))]
     assert results
     assert {table for page in PAGES for table in tables(page.read_text("utf-8"))} <= set(results)
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.busy import AllThreads
+from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd import threads as thread_pool

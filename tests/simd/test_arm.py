@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from benchmarks.arm_code import TRIPLE, tile_code
+from benchmarks.speed.arm_code import TRIPLE, tile_code
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.engines.simd.kernels.isa.memory import ticks
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
-(benchmarks/RESULTS.md)."""
+(benchmarks/results/sequences.md)."""
 
 APPROXIMATIONS = ("kv_cache", "attention", "attention_keys", "attention_width")
 """Options of loading a model that can change its replies."""

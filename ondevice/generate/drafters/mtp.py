@@ -10,11 +10,11 @@ from ondevice.generate.sampling import Guess
 
 BRANCHES = 3
 """Children that a token of a draft may have. On the reference pair at temperature 1 a token at depth 1 is accepted in
-0.75 of the rounds, with chains in 0.66 (`benchmarks/coupling.py`)."""
+0.75 of the rounds, with chains in 0.66 (`benchmarks/drafts/coupling.py`)."""
 
 SIBLING = 0.1
 """Prior probability that the target takes the second child. On the reference pair it is 0.09 at temperature 1, and 0.03
-at 0.7 and at 0 (`benchmarks/coupling.py`: acceptance at depth 1 of a tree less that of a chain)."""
+at 0.7 and at 0 (`benchmarks/drafts/coupling.py`: acceptance at depth 1 of a tree less that of a chain)."""
 
 MIN_SIBLING_SHARE = 0.5
 """Siblings are guessed only where the probability of a second child is at least this share of the request's floor, the

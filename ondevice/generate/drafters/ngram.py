@@ -52,8 +52,8 @@ class NgramDrafter:
     A guess costs microseconds, so one is made for every forecast. From each guess, drafted or not, the calibration
     learns how far to trust the next.
 
-    It drafts chains, no trees: on the reference pair the second-best continuation is right in 0.036 of the rounds with
-    a match at temperature 1, and in 0.005 at 0, which does not pay for a row (`benchmarks/ngram_siblings.py`).
+    It drafts chains, no trees: on the reference pair the second-best continuation is right in 0.057 of the rounds with
+    a match at temperature 1, and in 0.010 at 0, which does not pay for a row (benchmarks/results/drafts.md).
 
     keep_turns : number of earlier turns whose generated tokens are kept
     """
@@ -180,7 +180,7 @@ NOVELTY = 3.0
 """Pseudo-count of a new token after a one-token context, per distinct token that followed it before.
 
 It is the escape count of PPM's method C, divided by the length of the match. With it raw confidences come within 0.04
-of the share of guesses that are right, at any confidence: `benchmarks/ngram.py` prints the table."""
+of the share of guesses that are right, at any confidence: `benchmarks/drafts/ngram.py` prints the table."""
 
 
 class AutomatonArrays(NamedTuple):
