@@ -14,10 +14,10 @@ from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.exact import attend_share
-from ondevice.engines.simd.kernels.attention.float_cache import mix, score
+from ondevice.engines.simd.kernels.attention.float_cache import mix, score, weigh
 from ondevice.engines.simd.kernels.attention.float_tile import TILE_PAIRS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
-from ondevice.engines.simd.kernels.attention.scratch import KVHead
+from ondevice.engines.simd.kernels.attention.scratch import KVHead, States
 from ondevice.engines.simd.kernels.contract import PART, SCORE_BYTES, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
 from tests.fixtures.pairwise import pairwise
 from tests.simd import twins
@@ -193,6 +193,17 @@ def test_tiles_equal_their_twins(head_dim: int, members: int) -> None:
     mix(scores[:, first:].ctypes.data, members, head, first, count, head_dim, mixed.ctypes.data, mixed.strides[0])
     some = slice(first, first + count)
     np.testing.assert_array_equal(mixed, twins.mix(query, scores[:members, some], values[some]))
+
+
+def test_weights_of_far_scores_make_no_denormal_sums() -> None:
+    scores = np.linspace(-300, 0, 2 * UNIT, dtype=np.float32)
+    state = np.zeros(HEAD_DIM + 16, np.float32)
+    state[HEAD_DIM] = -1e30  # no positions yet
+    weigh(scores.ctypes.data, States(state.ctypes.data, state.nbytes), 0, HEAD_DIM, 0, len(scores))
+    assert scores[-1] == 1.0
+    assert scores.min() > 8e-27
+    assert scores.max(where=scores < 1e-26, initial=0) == scores.min()
+    np.testing.assert_allclose(state[HEAD_DIM + 1], scores.sum(dtype=np.float64), rtol=1e-6)
 
 
 @pairwise(members=[1, 2, 4, 8], head_dim=[32, 64, 512], extreme=[False, True])
