@@ -84,8 +84,8 @@ def quantize(weights: npt.NDArray[np.float32], form: WeightFormat) -> Quantized:
         levels = INT4_TABLE.levels.astype(np.int32)
         finite = quantize_table_blocks(blocks, _TABLE_TARGETS, levels, NEAREST, *to, codes, fixed)
         return Quantized(packed, scales, None, bool(finite))
-    run, targets = {INT4: (quantize_int4_blocks, _INT4_TARGETS), INT8: (quantize_int8_blocks, _INT8_TARGETS)}[form]
-    return Quantized(packed, scales, None, bool(run(blocks, targets, *to, codes, fixed)))
+    targets = {INT4: _INT4_TARGETS, INT8: _INT8_TARGETS}[form]
+    return Quantized(packed, scales, None, bool(quantize_symmetric_blocks(blocks, targets, *to, codes, fixed)))
 
 
 def dequantize(blocks: Quantized, form: WeightFormat) -> npt.NDArray[np.float32]:
@@ -192,7 +192,7 @@ def _best_scale(
 
 
 @entry("export", "f32[,] f32[] u8[,] f32[] u8[] i32[]")
-def quantize_int4_blocks(  # noqa: PLR0917
+def quantize_symmetric_blocks(  # noqa: PLR0917
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
     packed: npt.NDArray[np.uint8],
@@ -200,43 +200,24 @@ def quantize_int4_blocks(  # noqa: PLR0917
     codes: npt.NDArray[np.uint8],
     fixed: npt.NDArray[np.int32],
 ) -> bool:
-    """blocks [n, 32] -> packed [n, 16], scales [n]. `codes` [32] and `fixed` [32] are scratch."""
-    finite = True
-    low, high = np.float32(-8.0), np.float32(7.0)
+    """blocks [n, 32] -> packed [n, 16] of int4 or [n, 32] of int8, scales [n]; `codes` and `fixed` [32] are scratch.
+
+    Only int4 has grids of checkpoints to recognise.
+    """
+    finite, is_int4 = True, packed.shape[1] < BLOCK
+    low = np.float32(-8.0) if is_int4 else np.float32(-128.0)
+    high = np.float32(7.0) if is_int4 else np.float32(127.0)
     for index in range(len(blocks)):
         block = blocks[index]
-        peak = _peak(block)
-        scale = np.float32(0.0)
-        if peak != 0:
+        peak, scale = _peak(block), np.float32(0.0)
+        if is_int4 and peak != 0:
             scale = _grid_scale(block, peak)
-            if scale == 0:
-                scale = _best_scale(block, peak, targets, low, fixed)
-        finite &= _encode(block, scale, low, high, codes)
-        scales[index] = scale
-        _pack_nibbles(codes, packed[index])
-    return finite
-
-
-@entry("export", "f32[,] f32[] u8[,] f32[] u8[] i32[]")
-def quantize_int8_blocks(  # noqa: PLR0917
-    blocks: npt.NDArray[np.float32],
-    targets: npt.NDArray[np.float32],
-    packed: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.float32],
-    codes: npt.NDArray[np.uint8],
-    fixed: npt.NDArray[np.int32],
-) -> bool:
-    """blocks [n, 32] -> packed [n, 32], scales [n]. `codes`, which int4 alone uses, and `fixed` [32] are scratch."""
-    finite = True
-    low, high = np.float32(-128.0), np.float32(127.0)
-    for index in range(len(blocks)):
-        block = blocks[index]
-        peak = _peak(block)
-        scale = np.float32(0.0)
-        if peak != 0:
+        if scale == 0:
             scale = _best_scale(block, peak, targets, low, fixed)
-        finite &= _encode(block, scale, low, high, packed[index])
+        finite &= _encode(block, scale, low, high, codes if is_int4 else packed[index])
         scales[index] = scale
+        if is_int4:
+            _pack_nibbles(codes, packed[index])
     return finite
 
 
