@@ -184,6 +184,7 @@ def _compared(logits: Float32Array, reference: Float32Array, following: int) -> 
     normaliser, other_normaliser = math.log(own_sum), math.log(other_sum)
     kl = float((weights * (other - own)).sum(dtype=np.float64)) / other_sum + normaliser - other_normaliser
     same = float(logits.argmax() == reference.argmax())
+    kl = 0.0 if kl < 0 else kl  # a divergence is not negative, its rounding may be; NaN stays
     return kl, same, normaliser - float(own[following]), other_normaliser - float(other[following])
 
 
