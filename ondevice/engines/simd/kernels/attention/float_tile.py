@@ -7,7 +7,7 @@ A unit of the cache holds UNIT positions of a KV head, from a multiple of UNIT o
 
 So both products read memory line by line, and a score is one lane's sum. When a key was a row, a score had 16 sums;
 adding them up, and a tile that only the heads of one row could share, made a verification of 5 rows after 1,500 tokens
-take 1.5 times as long (SmolLM2-135M, two cores of a Xeon with AVX-512).
+take 1.6 times as long (SmolLM2-135M, two cores of a Xeon with AVX-512).
 
 A tile is as large as the registers allow, so that what is loaded and widened to float32 is used by several FMAs. Its
 size changes no bit: a score adds the products of a head's numbers in their order, an output number adds value after
