@@ -24,7 +24,10 @@ from ondevice.model import CACHE_BYTES
 from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.server.alone import Alone, served_alone
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc"),
+    pytest.mark.needs("llguidance"),  # some requests have a grammar
+]
 
 MEGABYTE = 1 << 20
 NAMES = ("first", "second", "third")
