@@ -1,8 +1,8 @@
 """The formats of cached keys and values (fp16, int8), and the key index of lookup attention.
 
 A cache holds units of 32 positions, whose layouts are described in `kernels.attention.float_tile` and `integer_tile`.
-With lookup attention (`LookupSettings`), a session also keeps 4-bit codes of its keys
-(`KeyIndex`), by which kernels find the positions that matter.
+With lookup attention (`LookupSettings`), a session also keeps 4-bit codes of its keys (`KeyIndex`), by which kernels
+find the positions that matter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ondevice.engines.kv_cache import KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
-from ondevice.engines.simd.kernels.contract import CENTROIDS, SPAN, TILE, UNIT, encode, learn, move_keys, move_values
+from ondevice.engines.simd.kernels.contract import CENTROIDS, SPAN, TILE, UNIT, encode, learn, move_rows
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""
@@ -35,12 +35,12 @@ class KernelUnits(Units):
         kv_heads, size = keys.shape[1:]
         bits, head_dim = (16, size // UNIT) if keys.dtype == np.float16 else (8, size // UNIT - 4)
         places = np.ascontiguousarray(source, np.int64)
-        move_keys(bits, keys.ctypes.data, places, first, kv_heads, head_dim)
-        move_values(bits, values.ctypes.data, places, first, kv_heads, head_dim)
+        move_rows(bits, keys.ctypes.data, values.ctypes.data, places, first, kv_heads, head_dim)
 
 
 UNITS = KernelUnits()
 VIEWS = Views(align=UNIT, step=UNIT)
+"""A cache is read in whole units."""
 
 
 def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:

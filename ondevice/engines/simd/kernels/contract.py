@@ -59,14 +59,9 @@ def pack_scales(scales: int, rows: int, blocks: int, out: int, stride: int, scra
     """Write the scales or minimums of a tile, as fp16[blocks, 16]."""
 
 
-@entry("forward", "i64 i64 i64[] i64 i64 i64", f"{_HERE}.attention.query_key_value")
-def move_keys(bits: int, cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
-    """Copy row `source[i]` of a cache of keys, of 16 or 8 bits, to row `first + i`."""
-
-
-@entry("forward", "i64 i64 i64[] i64 i64 i64", f"{_HERE}.attention.query_key_value")
-def move_values(bits: int, cache: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
-    """`move_keys` for a cache of values."""
+@entry("forward", "i64 i64 i64 i64[] i64 i64 i64", f"{_HERE}.attention.query_key_value")
+def move_rows(bits: int, keys: int, values: int, source: Int64Array, first: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `source[i]` of a layer's cache, of 16 or 8 bits, to row `first + i`."""
 
 
 @entry("forward", "f32[,,] f32[,,,] i64 i64 i64", f"{_HERE}.attention.key_codes")

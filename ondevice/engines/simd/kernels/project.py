@@ -35,6 +35,7 @@ from ondevice.engines.simd.kernels.contract import (
     PackedMatrix,
     Project,
 )
+from ondevice.engines.simd.kernels.isa.dot import emit_cases
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, first_unit, read_i64
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
@@ -320,16 +321,11 @@ def product_of_rows(
         emit = partial(inspect.unwrap(tile_product), builder, kind)
     else:
         emit = partial(inspect.unwrap(step_product), builder, form.bits)
-    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MAX_GROUP_ROWS + 1)]
-    after = builder.append_basic_block("after")
-    switch = builder.switch(rows, cases[-1])
-    for number, case in enumerate(cases, 1):
-        if case is not cases[-1]:
-            switch.add_case(I64(number), case)
-        builder.position_at_end(case)
+
+    def of_rows(number: int) -> None:
         emit(number, weights, scales, inputs, blocks, out, stride)
-        builder.branch(after)
-    builder.position_at_end(after)
+
+    emit_cases(builder, rows, range(1, MAX_GROUP_ROWS + 1), of_rows)
 
 
 def product_kernel(kind: int) -> Any:

@@ -68,6 +68,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I64,
     L2,
     constant,
+    element,
     fused,
     pointer_to,
     prefetch,
@@ -180,9 +181,9 @@ class _Tile:
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            prefetch_weights(builder, _at(builder, ahead, block, size), share)
-            codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, scale_bytes)
-            base = _at(builder, activations, block, record_bytes)
+            prefetch_weights(builder, element(builder, ahead, block, size), share)
+            codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
+            base = element(builder, activations, block, record_bytes)
             results, each = [], len(sums) // vectors
             for vector in range(vectors):
                 kind, column = ir.VectorType(I16, isa.lanes), 2 * isa.lanes * vector
@@ -309,11 +310,6 @@ class _PairedTile(_Tile):
         codes = [builder.shuffle_vector(half, half, twice) for half in halves]
         start = splat(builder, read(builder, base, I32, at + START), 4)
         return codes, start, *(splat(builder, read(builder, base, F32, at + place), 4) for place in (SCALE, SHIFT))
-
-
-def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
-    """The pointer to element `index` of an array of elements of `size` bytes."""
-    return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
 
 
 def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:

@@ -16,7 +16,6 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.engines.simd.kernels.contract import LANES, SCORE_BYTES, UNIT, instruction_set
-from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
+from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, emit_cases
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import read_i16, read_i64, write_i16, write_i64
 from ondevice.engines.simd.kernels.isa.vector import (
@@ -34,6 +33,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I64,
     VF32,
     constant,
+    element,
     fused,
     load,
     pointer_to,
@@ -48,7 +48,9 @@ from ondevice.native.functions import kernel
 _WIDE_REGISTERS = instruction_set().lanes == LANES
 TILE_PAIRS = 12 if _WIDE_REGISTERS else 4
 """Most pairs of row and head in a tile. With two vectors of 16 numbers these are 24 sums, of the 32 registers of
-AVX-512; other instruction sets have registers for four pairs and one vector. Smaller tiles have a multiple of 4."""
+AVX-512; other instruction sets have registers for four pairs and one vector."""
+SIZES = range(4, TILE_PAIRS + 1, 4)
+"""Pairs of a tile for which there is code."""
 WIDE = 2 if _WIDE_REGISTERS else 1
 """Vectors of 16 keys of a tile of scores, and of 16 numbers of a tile of values."""
 LINE_BYTES = 2 * UNIT
@@ -70,15 +72,15 @@ def score_tile(
         out: address of float32[pairs, 16 * WIDE].
         stride: bytes from a row of `out` to the next.
     """
-    _for_size(builder, pairs, partial(_score, builder, keys, ahead, queries, head_dim, out, stride))
+    emit_cases(builder, pairs, SIZES, partial(_score, builder, keys, ahead, queries, head_dim, out, stride))
 
 
 def _score(builder: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out: Any, stride: Any, pairs: int) -> None:
     line_ahead = builder.add(keys, ahead)
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        line, numbers = _at(builder, keys, index, LINE_BYTES), _at(builder, queries, index, 4 * pairs)
-        prefetch(builder, _at(builder, line_ahead, index, LINE_BYTES))
+        line, numbers = element(builder, keys, index, LINE_BYTES), element(builder, queries, index, 4 * pairs)
+        prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
         k, q = _halves(builder, line), _repeated(builder, numbers, pairs)
         return [fused(builder, q[i // WIDE], k[i % WIDE], total) for i, total in enumerate(sums)]
 
@@ -104,7 +106,7 @@ def mix_tile(
         out: address of the first pair's float32[16 * WIDE].
         stride: bytes to the next pair's.
     """
-    _for_size(builder, pairs, partial(_mix, builder, members, weights, values, ahead, count, out, stride))
+    emit_cases(builder, pairs, SIZES, partial(_mix, builder, members, weights, values, ahead, count, out, stride))
 
 
 def _mix(
@@ -127,8 +129,8 @@ def _mix(
         targets += [pointer_to(builder, builder.add(row, I64(4 * LANES * part))) for part in range(WIDE)]
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        line, own = _at(builder, values, index, LINE_BYTES), _at(builder, weights, index, 4)
-        prefetch(builder, _at(builder, line_ahead, index, LINE_BYTES))
+        line, own = element(builder, values, index, LINE_BYTES), element(builder, weights, index, 4)
+        prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
         v = _halves(builder, line)
         w = [splat(builder, read(builder, own, F32, SCORE_BYTES * pair), LANES) for pair in range(pairs)]
         return [fused(builder, w[i // WIDE], v[i % WIDE], total) for i, total in enumerate(sums)]
@@ -154,22 +156,7 @@ def lay_four(builder: Any, a: Any, b: Any, c: Any, d: Any, out: Any, stride: Any
     fours = _shuffle(builder, ab, cd, [n for i in range(0, 32, 2) for n in (i, i + 1, 32 + i, 33 + i)])
     for i in range(16):
         four = _shuffle(builder, fours, fours, list(range(4 * i, 4 * i + 4)))
-        builder.store(four, _at(builder, out, I64(i), stride), align=4)
-
-
-def _for_size(builder: Any, pairs: Any, emit: Callable[[int], None]) -> None:
-    """Emit code for every number of pairs, and a switch over it."""
-    sizes = range(4, TILE_PAIRS + 1, 4)
-    cases = [builder.append_basic_block(f"pairs{size}") for size in sizes]
-    after = builder.append_basic_block("after")
-    switch = builder.switch(pairs, cases[-1])
-    for size, case in zip(sizes, cases, strict=True):
-        if case is not cases[-1]:
-            switch.add_case(I64(size), case)
-        builder.position_at_end(case)
-        emit(size)
-        builder.branch(after)
-    builder.position_at_end(after)
+        builder.store(four, element(builder, out, I64(i), stride), align=4)
 
 
 def _halves(builder: Any, pointer: Any) -> Vectors:
@@ -191,12 +178,6 @@ def _repeated(builder: Any, pointer: Any, count: int) -> Vectors:
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
-def _at(builder: Any, base: Any, index: Any, size: Any) -> Any:
-    """The pointer to base + index * size; `size` is an int or an LLVM value."""
-    size = I64(size) if isinstance(size, int) else size
-    return pointer_to(builder, builder.add(base, builder.mul(index, size)))
 
 
 # Single rows of a unit

@@ -31,6 +31,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I64,
     L2,
     constant,
+    element,
     fused,
     pointer_to,
     prefetch,
@@ -72,7 +73,7 @@ def score_tile(
         first = builder.add(keys, lane)
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            keys_at, base = _at(builder, first, block, 8 * 4 * TILE), _at(builder, queries, block, 32 * rows)
+            keys_at, base = element(builder, first, block, 8 * 4 * TILE), element(builder, queries, block, 32 * rows)
             for line in range(0, 8 * 4 * vectors * isa.lanes, 64):
                 prefetch(builder, keys_at, AHEAD + line, L2)
             return kept.add(builder, sums, keys_at, base)
@@ -137,14 +138,14 @@ def mix_tile(
             def step(link: Any, ints: Vectors) -> Vectors:
                 unit = builder.add(builder.mul(index, chain), link)
                 pointer = pointer_to(builder, builder.add(first, builder.mul(unit, stride)))
-                base = _at(builder, weights, unit, 32 * rows)
+                base = element(builder, weights, unit, 32 * rows)
                 for ahead in range(0, 8 * 4 * vectors * isa.lanes, 64):
                     prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead, L2)
                 return kept.add(builder, ints, pointer, base)
 
-            begin = kept.begin(builder, _at(builder, starts, index, 4 * rows))
+            begin = kept.begin(builder, element(builder, starts, index, 4 * rows))
             ints = kept.totals(builder, accumulate(builder, chain, begin, step))
-            base = _at(builder, scales, index, 4 * rows)
+            base = element(builder, scales, index, 4 * rows)
             factors = [splat(builder, read(builder, base, F32, 4 * row), isa.lanes) for row in range(rows)]
             return [
                 fused(builder, builder.sitofp(value, kind), factors[i % rows], total)
@@ -197,10 +198,6 @@ class _Sums(NamedTuple):
                 total = builder.add(total, other)
             found.append(total)
         return found
-
-
-def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
-    return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
 
 
 @kernel

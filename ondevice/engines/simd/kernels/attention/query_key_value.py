@@ -144,34 +144,24 @@ def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int
 
 
 @kernel
-def move_keys(bits: int, cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
-    """Copy row `source[i]` of a cache of keys to row `first + i`. `source` is ascending, and no row moves to the back.
+def move_rows(bits: int, keys: int, values: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `source[i]` of a layer's cache to row `first + i`. `source` is ascending, and no row moves to the back.
 
-    cache : address of the layer's keys
+    keys, values : addresses of the layer's keys and values
     """
     part = part_bytes(bits, head_dim)
+    stride = kv_heads * part
     for i in range(len(source)):
-        if source[i] == first + i:
+        old, new = source[i], first + i
+        if old == new:
             continue
-        for head in range(kv_heads):
+        for own in range(0, stride, part):
             if bits == 16:
-                move_half_key(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
+                move_half_key(keys + own, old, new, stride, head_dim)
+                move_half_value(values + own, old, new, stride, head_dim)
             else:
-                move_int8_key(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
-
-
-@kernel
-def move_values(bits: int, cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
-    """`move_keys` for a cache of values."""
-    part = part_bytes(bits, head_dim)
-    for i in range(len(source)):
-        if source[i] == first + i:
-            continue
-        for head in range(kv_heads):
-            if bits == 16:
-                move_half_value(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
-            else:
-                move_int8_value(cache + head * part, source[i], first + i, kv_heads * part, head_dim)
+                move_int8_key(keys + own, old, new, stride, head_dim)
+                move_int8_value(values + own, old, new, stride, head_dim)
 
 
 @kernel

@@ -209,6 +209,27 @@ def _generic(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
     return total
 
 
+def emit_cases(builder: Any, value: Any, choices: Sequence[int], emit: Callable[[int], None]) -> None:
+    """Emit code for each choice, and a switch over an i64 that is one of them at run time.
+
+    Args:
+        builder: at the end of a basic block; afterwards at the end of the block after the switch.
+        value: the choice.
+        choices: all that `value` can be.
+        emit: emits the code of a choice.
+    """
+    cases = [builder.append_basic_block(f"case{choice}") for choice in choices]
+    after = builder.append_basic_block("after")
+    switch = builder.switch(value, cases[-1])
+    for choice, case in zip(choices, cases, strict=True):
+        if case is not cases[-1]:
+            switch.add_case(I64(choice), case)
+        builder.position_at_end(case)
+        emit(choice)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
 Vectors = list[Any]
 """LLVM values of vector type."""
 

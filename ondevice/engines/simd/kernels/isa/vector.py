@@ -128,6 +128,12 @@ def pointer_to(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, POINTER)
 
 
+def element(builder: Any, base: Any, index: Any, size: Any) -> Any:
+    """The pointer to element `index` of an array at address `base`; an element has `size` bytes, an int or a value."""
+    size = I64(size) if isinstance(size, int) else size
+    return pointer_to(builder, builder.add(base, builder.mul(index, size)))
+
+
 L1, L2 = 3, 2
 """LLVM's numbers for the cache level that a prefetch fills."""
 
