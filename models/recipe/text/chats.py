@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corpus import Module, parse, path_hash
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from text.corpus import Module, parse, path_hash
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 MARKS = ("<|", "|>", "<bos>", "<eos>")  # text that contains one of these is not used: it could end a turn

@@ -1,8 +1,9 @@
 """Muon for the matrices inside the layers, AdamW for tables and norms."""
 
 import torch
-from muon import Muon
 from torch import nn
+
+from training.muon import Muon
 
 MATRIX_RATE, OTHER_RATE = 5e-3, 3e-3  # peak learning rates
 

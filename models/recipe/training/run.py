@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import workers
-from optimiser import apply, optimisers
-from schedule import Budget
 from torch import nn
 from tqdm import tqdm
+
+from training import workers
+from training.optimiser import apply, optimisers
+from training.schedule import Budget
 
 SAVE_SECONDS = 120  # of CPU time
 LOG_STEPS = 20

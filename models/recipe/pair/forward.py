@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attention import band_mask, full_attention, sliding_attention
-from precision import PRODUCTS
 from torch import Tensor, nn
 from torch.nn import functional
+from training.precision import PRODUCTS
 from transformers import Gemma4ForCausalLM
+
+from pair.attention import band_mask, full_attention, sliding_attention
 
 HEAD_ROWS = 512  # rows whose logits exist at a time: they stay in the cache
 GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5

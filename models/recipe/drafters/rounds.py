@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lessons import Lesson
-from states import FrozenTarget
-from target_drafter import TargetDrafter
 from torch import Tensor
+
+from drafters.lessons import Lesson
+from drafters.states import FrozenTarget
+from drafters.target_drafter import TargetDrafter
 
 LENGTH = 1024  # positions of a block: whole conversations
 ROUNDS = 512  # of a block that enter the loss

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from chats import TEMPLATE_FILE
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from text.chats import TEMPLATE_FILE
 
 VOCABULARY = 6144
 CONTEXT = 8192

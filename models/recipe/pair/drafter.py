@@ -11,19 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import workers
-from attention import causal_masks
-from checkpoint import earlier, start
-from clusters import balanced_clusters
-from dataset import Blocks
-from distillation import CENTROID_SHARE, Aim, aim, soft_gradients, soft_loss
-from precision import PRODUCTS
-from run import Run
-from schedule import Budget
-from target import PATTERN, calm, softcapped, trained_target
-from tokenizer import BOS, EOS, PAD, VOCABULARY
+from text.dataset import Blocks
+from text.tokenizer import BOS, EOS, PAD, VOCABULARY
 from torch import Tensor
+from training import workers
+from training.distillation import CENTROID_SHARE, Aim, aim, soft_gradients, soft_loss
+from training.precision import PRODUCTS
+from training.run import Run
+from training.schedule import Budget
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+
+from pair.attention import causal_masks
+from pair.checkpoint import earlier, start
+from pair.clusters import balanced_clusters
+from pair.target import PATTERN, calm, softcapped, trained_target
 
 LONG = 2048  # block length
 STEPS = 5  # draft steps unrolled in training

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from corpus import read_library
-from dataset import Blocks
-from owntext import PROMPT, written_by_engine, written_on_device
-from precision import PRODUCTS
+from pair.owntext import PROMPT, written_by_engine, written_on_device
+from text.corpus import read_library
+from text.dataset import Blocks
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
+from training.precision import PRODUCTS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ondevice_export.gguf.checkpoint import GgufCheckpoint

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from checkpoint import save_target
-from dataset import Blocks
-from tokenizer import PAD
+from text.dataset import Blocks
+from text.tokenizer import PAD
 from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, Gemma4ForCausalLM
 
 import ondevice
 from ondevice_export import export as export_bundle
+from pair.checkpoint import save_target
 
 LENGTH = 512
 PROMPT = 64

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packages import Package, find_wheel, source_files
+from text.packages import Package, find_wheel, source_files
 
 HELD_OUT_PERCENT = 3
 MIN_FILE, MAX_FILE = 200, 320_000  # bytes; larger files are generated tables

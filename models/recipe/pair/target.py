@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import workers
-from checkpoint import earlier, start
-from dataset import Blocks, Tokens
-from forward import Places, head_gradients, hidden_states, places
-from run import Run
-from schedule import Budget
-from tokenizer import BOS, CONTEXT, EOS, PAD, VOCABULARY
+from text.dataset import Blocks, Tokens
+from text.tokenizer import BOS, CONTEXT, EOS, PAD, VOCABULARY
 from torch import Tensor, nn
+from training import workers
+from training.run import Run
+from training.schedule import Budget
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+from pair.checkpoint import earlier, start
+from pair.forward import Places, head_gradients, hidden_states, places
 
 PATTERN = ["sliding_attention"] * 4 + ["full_attention"]
 SHORT = 1024  # block length up to LONG_FROM of the run, CONTEXT after it

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from prompts import prompt
+from text.prompts import prompt
 
 import ondevice
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from tokenizer import BOS, EOS, PAD, TOOL_RESPONSE_START, TURN_END
+from text.tokenizer import BOS, EOS, PAD, TOOL_RESPONSE_START, TURN_END
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GenerationConfig, PreTrainedModel
 
 DRAFT_TOKENS = 6

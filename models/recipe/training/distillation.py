@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from forward import HEAD_ROWS
-from precision import PRODUCTS
+from pair.forward import HEAD_ROWS
 from torch import Tensor
+
+from training.precision import PRODUCTS
 
 HARD_SHARE = 0.2  # weight of the target's likeliest token; the rest is its distribution
 CENTROID_SHARE = 0.3  # weight of the clusters' loss relative to the tokens'

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-from precision import PRODUCTS
 from torch import Tensor
+
+from training.precision import PRODUCTS
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the quintic whose iteration drives singular values to one
 ITERATIONS = 5

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lessons import Lesson, full_layer
+from pair.target import calm
 from safetensors.torch import save_file
-from states import FrozenTarget
-from target import calm
 from torch import Tensor, nn
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+
+from drafters.lessons import Lesson, full_layer
+from drafters.states import FrozenTarget
 
 RIDGE = 1e-3  # relative to the inputs' variance, which is one
 QUIET = 0.3

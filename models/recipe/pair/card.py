@@ -5,8 +5,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from packages import PACKAGES
 from safetensors import safe_open
+from text.packages import PACKAGES
 
 LAYOUT = (
     ("hidden width", "hidden_size"),

@@ -8,11 +8,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from chats import Chat, Template, chats
-from corpus import Module, read_library, read_packages, without_copies
-from packages import PACKAGES, download
-from tokenizer import EOS, train_tokenizer
 from tokenizers import Tokenizer
+
+from text.chats import Chat, Template, chats
+from text.corpus import Module, read_library, read_packages, without_copies
+from text.packages import PACKAGES, download
+from text.tokenizer import EOS, train_tokenizer
 
 CHAT_SHARE = 0.08  # of the training tokens
 LIBRARY_REPEATS, LIBRARY_TEST_REPEATS = 3, 2  # times per epoch; packages once

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 
-from chats import dedent, fence, summary_of
-from corpus import parse, path_hash, read_library
+from text.chats import dedent, fence, summary_of
+from text.corpus import parse, path_hash, read_library
 
 Kind = str
 PASSAGE = 300, 1400  # characters

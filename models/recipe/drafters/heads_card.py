@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from card import table
+from pair.card import table
 
 CARD = """\
 ---

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from dataset import Blocks, Tokens
-from schedule import Budget
-from target import SHORT, NextTokenRun, softcapped, target_after_corpus
+from text.dataset import Blocks, Tokens
 from torch import Tensor
+from training.schedule import Budget
+
+from pair.target import SHORT, NextTokenRun, softcapped, target_after_corpus
 
 MAX_PERIOD = 64  # tokens
 SHORTEST = 8  # tokens that must equal those one period before; always more than a period

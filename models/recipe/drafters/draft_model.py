@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from schedule import Budget
-from target import SHORT, NextTokenRun, new_model
+from pair.target import SHORT, NextTokenRun, new_model
+from training.schedule import Budget
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 TEXT, OWN = "text.npy", "own.npy"  # streams of tokens: of files, and of the target's own text

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from replies import HELD_OUT_EVERY, Written, read_replies
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from states import FrozenTarget
 from torch import Tensor
 from transformers import DynamicCache
+
+from drafters.replies import HELD_OUT_EVERY, Written, read_replies
+from drafters.states import FrozenTarget
 
 SHARD = 48  # conversations of a file
 FORWARD_TOKENS = 1024  # of one forward, padding included; with 4,096 a core did 418 tokens/s, with 1,024 528
