@@ -60,7 +60,7 @@ PARTS = {
     ),
     "llguidance": ("grammar",),
     "ray": ("cli/batch/test_cluster.py",),
-    "rich": ("cli/test_markdown_view.py",),
+    "rich": ("cli/terminal/test_markdown_view.py",),
     "pyside6": ("examples/test_desktop.py",),
 }
 """The parts that `--without` accepts, and the test files that cannot be imported without each part.

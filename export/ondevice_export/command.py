@@ -14,7 +14,7 @@ from pathlib import Path
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
-from ondevice.cli.progress import ProgressBar, ending_by_exception
+from ondevice.cli.terminal.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
 from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_terminal import read_until, terminal_running
+from tests.cli.terminal.test_keys import read_until, terminal_running
 from tests.media.pictures_made import png
 from tests.media.sounds_made import tone, wav
 

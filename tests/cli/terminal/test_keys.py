@@ -21,7 +21,7 @@ for text, is_quoted in messages(typed_lines()):
 
 REPLY = """
 import sys
-from ondevice.cli.progress import unseen_keys
+from ondevice.cli.terminal.progress import unseen_keys
 with unseen_keys():
     print("begun", flush=True)
     sys.stdin.readline()

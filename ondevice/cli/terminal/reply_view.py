@@ -17,8 +17,8 @@ from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ondevice.cli.progress import cancel_on_interrupt, prompt_bar
-from ondevice.cli.style import ESCAPE_CODE, Style, has_colours, is_terminal, styled
+from ondevice.cli.terminal.progress import cancel_on_interrupt, prompt_bar
+from ondevice.cli.terminal.style import ESCAPE_CODE, Style, has_colours, is_terminal, styled
 from ondevice.generate.stats import Origin, Stats
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ondevice.cli import reply_view
-from ondevice.cli.reply_view import MarkdownView, can_format, change, complete_blocks, formatted, tail
+from ondevice.cli.terminal import reply_view
+from ondevice.cli.terminal.reply_view import MarkdownView, can_format, change, complete_blocks, formatted, tail
 from ondevice.generation import Step
 from ondevice.text.messages import ToolCall
 

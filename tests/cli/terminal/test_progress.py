@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ondevice.cli import progress
-from ondevice.cli.progress import byte_bar, prompt_bar
+from ondevice.cli.terminal import progress
+from ondevice.cli.terminal.progress import byte_bar, prompt_bar
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import load_toy
 

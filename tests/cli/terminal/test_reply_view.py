@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ondevice.cli.reply_view import DraftsView, JsonLinesView, TextView
-from ondevice.cli.style import Style, columns, styled, wrapped
+from ondevice.cli.terminal.reply_view import DraftsView, JsonLinesView, TextView
+from ondevice.cli.terminal.style import Style, columns, styled, wrapped
 from ondevice.generate.stats import Stats
 from ondevice.generation import Piece, Step
 from ondevice.text.messages import ToolCall
