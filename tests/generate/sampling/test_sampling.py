@@ -11,7 +11,7 @@ from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import RowDraw
 from tests.fixtures.pairwise import pairwise
-from tests.generate.noise import gumbel_at
+from tests.generate.sampling.noise import gumbel_at
 
 VOCAB = 300
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ondevice.generate import sampling_kernels
-from tests.generate.noise import gumbel_at
+from tests.generate.sampling.noise import gumbel_at
 
 PINNED_KEY = 0x367E754172D24763
 PINNED_GUMBELS = ["0x1.90ba4d36f6615p+1", "-0x1.ab733d25618a6p-1", "0x1.7561ee29da904p-1"]
