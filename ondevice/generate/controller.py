@@ -156,7 +156,7 @@ class Controller:
             untimed = [drafter for _, drafter, forecast in offers if not self.costs.knows(forecast.source)]
             if not untimed:
                 return UNPROFITABLE
-            # What a draft costs is only assumed: one token tells.
+            # The cost of a draft is only assumed: one token measures it.
             self._chosen = untimed[0].name
             return RoundPlan(untimed[0], 1)
         self._chosen = drafter.name

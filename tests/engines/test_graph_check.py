@@ -37,7 +37,7 @@ from ondevice.engines.graph_check import (
 from ondevice.errors import BundleCorruptError
 
 MEMORY, DEATH, REFUSED, RUNS = {"memory"}, {"dies"}, {"refused"}, {"runs"}
-"""What ONNX Runtime does with a graph that is not checked: it takes memory, ends the process, refuses or runs it."""
+"""ONNX Runtime's ways with a graph that is not checked: it takes memory, ends the process, refuses or runs it."""
 
 UNCHECKED = """
 import os, sys

@@ -71,7 +71,7 @@ def asked(picture: bytes) -> list[dict[str, Any]]:
 
 
 def encoding(slow: SlowTower, call: Callable[[], Any]) -> Any:
-    """What a function returns that is called while the tower encodes, from the beginning to the end."""
+    """The results of a function that is called while the tower encodes, from the beginning to the end."""
     assert slow.begun.wait(PATIENCE_S)
     found = call()
     assert slow.encodes, "it waited for the tower"

@@ -46,7 +46,7 @@ def test_pictures(seeing: dict[tuple[str, str], Bundle], model: Any) -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 1000])
 def test_sounds(seeing: dict[tuple[str, str], Bundle], model: Any, count: int) -> None:
-    """Of 64 samples a row, where the published model has 640."""
+    """An embedder with 64 samples a row, where the published model has 640."""
     import torch
 
     bundle = seeing["seeing-12b", "none"]

@@ -235,7 +235,7 @@ def test_bad_pictures_are_the_clients_mistake(served: Served) -> None:
     assert ask(served, *[picture(detail="high")] * 3, TEXT).status == 400  # more than the context
 
 
-# What is not imported, and what is missing.
+# Packages that are not imported, and packages that are missing.
 
 
 def in_a_process(code: str) -> str:

@@ -31,7 +31,7 @@ REFUSED = {
     "/dev/zero": "cannot read /dev/zero: it is a device or a pipe, not a file",
     "fifo": "cannot read fifo: it is a device or a pipe, not a file",
 }
-"""What `/image` and `/audio` answer alike, by the name of the file."""
+"""Answers that `/image` and `/audio` share, by the name of the file."""
 DAMAGED = {
     "/image": "picture 1 is damaged, or no PNG, JPEG, WEBP or GIF file",
     "/audio": "sound 1 is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read",

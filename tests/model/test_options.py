@@ -1,4 +1,4 @@
-"""What a caller or a bundle may ask of a generation, and what is refused in one line."""
+"""Options of a generation, from a caller or a bundle; others are refused in one line."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def chatting_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def chatting(chatting_model: tuple[Path, Model]) -> Iterator[Served]:
-    """That bundle, served. Its texts are noise."""
+    """A server of that bundle. Its texts are noise."""
     bundle, model = chatting_model
     with serving(bundle, lambda: model) as served:
         yield served

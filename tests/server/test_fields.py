@@ -27,7 +27,7 @@ READERS: dict[str, tuple[Callable[[RequestFields], Any], dict[str, Any]]] = {
     "/api/chat": (ollama.read_chat, {"messages": MESSAGES}),
     "/api/generate": (ollama.read_generate, {"prompt": "x"}),
 }
-"""What reads a request of each path, and the least of its fields."""
+"""The function that reads a request of each path, and the least of its fields."""
 
 ANYWHERE = ("model", "stream")
 """Fields that the server reads itself."""

@@ -425,7 +425,7 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
 @pytest.mark.needs("llguidance")
 @pytest.mark.parametrize("stop", [None, "fter"])
 def test_offsets_leave_out_control_tokens_and_count_characters(served, served_model, stop):
-    """Of a character that is spread over several tokens, all begin where it does; a stream has the same offsets."""
+    """All tokens of a character that is spread over several begin where it does; a stream has the same offsets."""
     said = [served_model.manifest.bos_token_id, *served_model.tokenizer.encode("é \U0001f600 after it")[1:]]
     options = {"prompt": "x", "max_tokens": len(said), "temperature": 0, "logprobs": 0, "stop": stop}
     form = {"type": "lark", "lark": "start: <[" + "]> <[".join(map(str, said)) + "]>"}

@@ -440,7 +440,7 @@ def test_colours(open_page, served):
 
 
 def test_the_page_is_small(open_page, served):
-    """What a browser loads at first, and after a reply with math and code only."""
+    """The files that a browser loads at first, and after a reply with math and code only."""
     page = open_page(served)
     loaded = page.evaluate("performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)")
     names = {FILES[path] for path in ("/", *loaded) if path in FILES}

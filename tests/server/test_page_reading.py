@@ -185,7 +185,7 @@ def test_a_wrong_key(open_page, serve_toy):
 
 
 def findings(page):
-    """What axe finds on the page as it is shown."""
+    """The findings of axe on the page as it is shown."""
     from axe_playwright_python.sync_playwright import Axe
 
     return [

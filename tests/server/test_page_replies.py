@@ -264,7 +264,7 @@ def test_a_lost_connection_is_joined_again(open_page, serve_toy, gate, relay):
 
 
 def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, tmp_path, relay):
-    """What was written stays, and can be continued; a message that was sent meanwhile is answered by itself."""
+    """A reply that was cut stays, and can be continued; a message that was sent meanwhile is answered by itself."""
     with served_alone(reference_bundle, tmp_path) as served:
         relay.lead_to(served)
         page = open_page(relay)
@@ -397,7 +397,7 @@ def test_stopping_cancels_at_the_server(open_page, serve_toy, gate):
 
 
 def test_versions(open_page, scripted):
-    """Of a reply and of a question; the shown ones are what the model is told, also after a reload."""
+    """Versions of a reply and of a question; the shown ones are what the model is told, also after a reload."""
     page = open_page(scripted.served)
     bodies = bodies_of(page)
     for answer in ("One.", "Two.", "Three."):

@@ -82,7 +82,7 @@ def emulated(shared: Path, cpu: str, module: str, *words: str | Path) -> Any:
 def test_a_forward_has_the_same_bits(
     library_of: Callable[[str], Path], bundles: dict[str, Bundle], cpu: str, name: str
 ) -> None:
-    """Of bundles without experts, with experts, of affine weights, of a table, and trained quantised."""
+    """Bundles without experts, with experts, of affine weights, of a table, and trained quantised."""
     compared = [bundles[family] for family in ("e2b", "26b", AFFINE, TABLE, "half")]
     expected = {"set": name, "digests": [digest(bundle) for bundle in compared]}
     assert emulated(library_of(name), cpu, "tests.simd.outputs", *(bundle.path for bundle in compared)) == expected

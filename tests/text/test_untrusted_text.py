@@ -1,4 +1,4 @@
-"""What strangers write never becomes a control token, wherever they write it."""
+"""Untrusted text never becomes a control token, wherever it is."""
 
 import json
 import threading

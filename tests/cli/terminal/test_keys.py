@@ -47,7 +47,7 @@ def terminal_running(code: str, **environment: str) -> Iterator[int]:
 
 
 def read_until(terminal: int, words: bytes) -> str:
-    """What is written until some words appear, or for five minutes."""
+    """The output until some words appear, or for five minutes."""
     found, ends = b"", time.monotonic() + 300
     while words not in found and time.monotonic() < ends:
         if select.select([terminal], [], [], 0.1)[0]:

@@ -1,4 +1,4 @@
-"""What logits are changed by, in a whole row and among a drafter's candidates alike."""
+"""Biases and penalties change logits in a whole row and among a drafter's candidates alike."""
 
 from typing import Any
 
