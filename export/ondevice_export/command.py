@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OndeviceError: a problem that the user can fix; the message is one line.
     """
-    started = time.perf_counter()  # what is told is the time that a user waits: with imports and the preparation
+    started = time.perf_counter()  # the printed time is a user's: with imports and the preparation
     if args.verify_prompts is not None and not args.verify:
         raise UsageError("--verify-prompts is for --verify: add it")
     if args.verify:

@@ -462,7 +462,7 @@ class ChatInput(NamedTuple):
     """Input that was typed or piped at once.
 
     text : a line, or several
-    is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
+    is_quoted : whether it is a message even if it begins like a command: several lines, between two `QUOTES` or pasted
     """
 
     text: str
