@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.server.browsing import PATIENCE_MS
+from tests.server.page.browsing import PATIENCE_MS
 
 pytestmark = pytest.mark.needs("clients", "rich")
 

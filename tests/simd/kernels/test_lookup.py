@@ -13,8 +13,8 @@ from ondevice.engines.simd.kernels.attention.key_codes import SUMS
 from ondevice.engines.simd.kernels.contract import SPAN, UNIT
 from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle
 from ondevice.native import library
-from tests.simd import lookup_twins as twins
-from tests.simd.twins import Floats
+from tests.simd.kernels import lookup_twins as twins
+from tests.simd.kernels.twins import Floats
 
 SHAPES = [(512, 4, 8), (512, 1, 8), (128, 4, 4), (64, 1, 3), (96, 2, 6), (32, 4, 1)]
 """Cases of head size, numbers per code, and number of query heads."""

@@ -30,12 +30,12 @@ from ondevice.engines.simd.pack_layout import PackLayout
 from tests.fixtures.guards import Guards
 from tests.fixtures.hostile import KINDS, filled
 from tests.fixtures.pairwise import pairwise
-from tests.simd import test_attention, test_projection
 from tests.simd.conftest import AFFINE, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run
-from tests.simd.memory import cache_of
-from tests.simd.test_attention import HEAD_DIM
-from tests.simd.test_projection import NONE, Steps, pack_of, random_matrix
+from tests.simd.kernels import test_attention, test_projection
+from tests.simd.kernels.memory import cache_of
+from tests.simd.kernels.test_attention import HEAD_DIM
+from tests.simd.kernels.test_projection import NONE, Steps, pack_of, random_matrix
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -16,7 +16,7 @@ from ondevice.server.running import Server, Setup
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
 from tests.server.alone import served_alone
-from tests.server.browsing import PATIENCE_MS, bodies_of, is_asked_for, new_chat, send, wait_for_end
+from tests.server.page.browsing import PATIENCE_MS, bodies_of, is_asked_for, new_chat, send, wait_for_end
 from tests.server.served import PATIENCE_S, running, wait_until
 
 GONE = "The server does not answer. This page joins it again by itself."

@@ -1,5 +1,5 @@
 """Prints the outputs of a bundle in an address space in which gigabytes are mapped before and between loads of kernels:
-`python -m tests.simd.far_apart GIGABYTES SEED BUNDLE`.
+`python -m tests.simd.machines.far_apart GIGABYTES SEED BUNDLE`.
 
 The mappings cost no memory. Between them there are holes for a few pages, but none for code: a linker that maps code
 and constants apart gets them gigabytes apart.

@@ -12,7 +12,7 @@ from ondevice.engines.simd.caches import BITS, unit_type
 from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
 from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, STEPS, UNIT
-from tests.simd.twins import Floats, Quantized
+from tests.simd.kernels.twins import Floats, Quantized
 
 
 def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:

@@ -18,8 +18,8 @@ from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.vector import floats16, load, pointer_to, read, store, widen_half
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
-from tests.simd import twins
-from tests.simd.memory import read_records, records_of
+from tests.simd.kernels import twins
+from tests.simd.kernels.memory import read_records, records_of
 
 EPS = np.float32(1e-6)
 

@@ -24,9 +24,10 @@ from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.engines.simd.threads import ThreadPool
 from tests.fixtures.tiny_models import VOCAB
-from tests.simd import generations, twins
 from tests.simd.forwards import run
-from tests.simd.test_projection import pack_of, random_matrix
+from tests.simd.kernels import twins
+from tests.simd.kernels.test_projection import pack_of, random_matrix
+from tests.simd.machines import generations
 
 EXPERTS, TOP, WIDTH_OF_ROWS, INNER = 11, 3, 96, 64
 EPS = 1e-6

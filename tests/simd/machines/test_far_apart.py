@@ -14,7 +14,7 @@ from ondevice.bundle import Bundle
 from ondevice.native import library
 from tests.simd.outputs import digest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNS = [(2, 0), (6, 0), *(pytest.param(*run, marks=pytest.mark.slow) for run in product((1, 2, 3, 6), range(1, 13)))]
 """Gigabytes, and seeds of the sizes of mappings."""
 
@@ -30,7 +30,7 @@ def expected(bundles: dict[str, Bundle]) -> str:
 def test_outputs_are_the_same_in_a_full_address_space(tiny: Path, expected: str, gigabytes: int, seed: int) -> None:
     if library.choice().file is not None:
         pytest.skip("a shared library is used")
-    command = [sys.executable, "-m", "tests.simd.far_apart", str(gigabytes), str(seed), str(tiny)]
+    command = [sys.executable, "-m", "tests.simd.machines.far_apart", str(gigabytes), str(seed), str(tiny)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     found = json.loads(ended.stdout)

@@ -20,8 +20,8 @@ from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, sc
 from ondevice.engines.simd.kernels.attention.scratch import KVHead, States
 from ondevice.engines.simd.kernels.contract import PART, SCORE_BYTES, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
 from tests.fixtures.pairwise import pairwise
-from tests.simd import twins
-from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
+from tests.simd.kernels import twins
+from tests.simd.kernels.memory import cache_of, codes_of, numbers_of, read_records
 
 HEAD_DIM = 64
 SLIDING = 1

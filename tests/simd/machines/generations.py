@@ -1,6 +1,6 @@
 """Prints the token ids of a bundle's replies with every drafter, to compare processes.
 
-python -m tests.simd.generations BUNDLE
+python -m tests.simd.machines.generations BUNDLE
 """
 
 from __future__ import annotations

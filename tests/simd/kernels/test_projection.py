@@ -26,8 +26,8 @@ from ondevice.engines.simd.kernels.project import Activations, FloatRows, InputR
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
 from ondevice.engines.simd.tensor_files import Matrix
-from tests.simd import twins
-from tests.simd.memory import read_records, records_of
+from tests.simd.kernels import twins
+from tests.simd.kernels.memory import read_records, records_of
 
 
 class Steps(NamedTuple):

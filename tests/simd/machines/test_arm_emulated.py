@@ -21,11 +21,11 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.native import shipping
 from tests.simd.conftest import AFFINE, TABLE
-from tests.simd.generations import replies
 from tests.simd.hostile_forwards import each_once, run
+from tests.simd.machines.generations import replies
 from tests.simd.outputs import digest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("ONDEVICE_ARM64"), reason="tests/simd/arm64.sh has not been run"),
@@ -91,7 +91,7 @@ def test_a_forward_has_the_same_bits(
 def test_every_drafter_generates_the_same_token_ids(
     library_of: Callable[[str], Path], tiny: Path, cpu: str, name: str
 ) -> None:
-    assert emulated(library_of(name), cpu, "tests.simd.generations", tiny) == replies(tiny)
+    assert emulated(library_of(name), cpu, "tests.simd.machines.generations", tiny) == replies(tiny)
 
 
 def test_hostile_numbers_stay_in_their_memory(
@@ -122,7 +122,7 @@ def test_code_blocks_are_loaded_anywhere(
 ) -> None:
     """As `test_far_apart` on this machine: gigabytes are mapped before and between loads."""
     bundle = bundles["e2b"]
-    words = ("-m", "tests.simd.far_apart", str(gigabytes), str(seed), bundle.path)
+    words = ("-m", "tests.simd.machines.far_apart", str(gigabytes), str(seed), bundle.path)
     found = json.loads(emulated_python(cpu, *words, ONDEVICE_CACHE=str(blocks_for(cpu, name))))
     assert found["digest"] == digest(bundle)
     assert found["loaded"] >= 3

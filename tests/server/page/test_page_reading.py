@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from ondevice.server.guard import Rules
 from tests.conftest import ROOT
-from tests.server.browsing import DRAFTS, new_chat, resize, send, wait_for_end
+from tests.server.page.browsing import DRAFTS, new_chat, resize, send, wait_for_end
 
 ROOTS = r"""The roots of $ax^2 + bx + c = 0$ are
 

@@ -23,7 +23,7 @@ from tests.simd.conftest import AFFINE, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS
 from tests.simd.outputs import digest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 NAMES = PLATFORMS["linux-x86_64"].sets
 

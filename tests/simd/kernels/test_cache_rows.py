@@ -11,7 +11,7 @@ from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, unit_type
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes, to_key, to_value
-from tests.simd.memory import numbers_of
+from tests.simd.kernels.memory import numbers_of
 
 
 @pytest.mark.parametrize(("kind", "size"), [("fp16", 2 * 2 * 64), ("int8", 2 * (64 + 4))])

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 from tests.fixtures.chat_bundle import Script
 from tests.media.pictures_made import noise, png, saved
 from tests.media.sounds_made import tone
-from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, resize, send, wait_for_end
+from tests.server.page.browsing import DRAFTS, PATIENCE_MS, bodies_of, resize, send, wait_for_end
 from tests.server.served import Served, serving
 
 if TYPE_CHECKING:

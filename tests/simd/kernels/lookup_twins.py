@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.simd.twins import Floats, Wide
+from tests.simd.kernels.twins import Floats, Wide
 
 Numbers = npt.NDArray[np.int64]
 

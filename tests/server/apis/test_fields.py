@@ -1,5 +1,5 @@
 """Fields of requests: read, accepted without effect, or refused by name. The tables of docs/server.md are made here:
-`python -m tests.server.test_fields` writes them.
+`python -m tests.server.apis.test_fields` writes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ondevice.server.requests import RequestError, RequestFields
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "server.md"
-BEGIN, END = "<!-- fields: made by tests/server/test_fields.py -->\n", "<!-- end of fields -->\n"
+BEGIN, END = "<!-- fields: made by tests/server/apis/test_fields.py -->\n", "<!-- end of fields -->\n"
 MESSAGES = [{"role": "user", "content": "x"}]
 
 READERS: dict[str, tuple[Callable[[RequestFields], Any], dict[str, Any]]] = {
@@ -69,7 +69,7 @@ def _listed(names: Any) -> str:
 
 def test_the_page_lists_them() -> None:
     _, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    assert rest.partition(END)[0] == table(), "python -m tests.server.test_fields"
+    assert rest.partition(END)[0] == table(), "python -m tests.server.apis.test_fields"
 
 
 def parameters() -> Iterator[tuple[str, str]]:

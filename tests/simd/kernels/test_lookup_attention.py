@@ -26,9 +26,9 @@ from ondevice.engines.simd.kernels.contract import (
     to_row,
 )
 from ondevice.engines.simd.plan.builder import Plan
-from tests.simd import lookup_twins, twins
-from tests.simd.memory import cache_of, numbers_of, read_records
-from tests.simd.test_lookup import codebook_of
+from tests.simd.kernels import lookup_twins, twins
+from tests.simd.kernels.memory import cache_of, numbers_of, read_records
+from tests.simd.kernels.test_lookup import codebook_of
 
 HEAD_DIM, CODE_WIDTH, LENGTH, WINDOW, MOST = 64, 2, 1200, 64, 4
 

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from ondevice.server.guard import Rules
 from ondevice.server.page import FILES
 from tests.conftest import ROOT
-from tests.server.browsing import DRAFTS, PATIENCE_MS, bodies_of, new_chat, resize, send, wait_for_end
+from tests.server.page.browsing import DRAFTS, PATIENCE_MS, bodies_of, new_chat, resize, send, wait_for_end
 
 PAGE = ROOT / "ondevice" / "server" / "page"
 
