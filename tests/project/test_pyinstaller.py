@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ENTRY = ROOT / "examples/desktop/headless.py"
 APART = ("onnxruntime", "matplotlib", "torch", "transformers")
-"""Of what is installed for the tests, an application has none of these: `simd` needs no ONNX Runtime."""
+"""Packages that are installed for the tests, of which an application has none: `simd` needs no ONNX Runtime."""
 
 
 def unpack(wheel: Path, directory: Path) -> Path:
