@@ -156,50 +156,39 @@ _INT4_ZERO_WEIGHTS = -0x7777777777777778
 _HALVES, _BYTES, _NIBBLES = 0x0000FFFF0000FFFF, 0x00FF00FF00FF00FF, 0x0F0F0F0F0F0F0F0F
 
 
-def int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
-    """Unpack a block of 4-bit weights into eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the output rows.
-
-    Args:
-        pointer: of the block.
-        offset: bytes from the start of a 64-byte vector to the part of these output rows.
-    """
-    return [code for pairs in _packed(builder, isa, pointer, offset) for code in _nibbles(builder, isa, pairs)]
-
-
-def table_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
-    """As `int4_codes`, but the levels of the codes: signed bytes, or 128 more if the instruction set needs unsigned
-    ones. Products with them are those of 8-bit weights.
-    """
-    return [level for pairs in _packed(builder, isa, pointer, offset) for level in _levels(builder, isa, pairs)]
-
-
 def split_int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
     """As `split_int2_codes`. With 2 ways, for unsigned bytes only, high nibbles stay where they are."""
     if ways == 1:
-        return [(code, 0) for code in int4_codes(builder, isa, pointer, offset)]
+        return [(code, 0) for code in unpack(builder, isa, INT4, pointer, offset)]
     packed = _packed(builder, isa, pointer, offset)
     return [(builder.and_(pairs, constant(15 << place, pairs.type)), place) for pairs in packed for place in (0, 4)]
 
 
 def _packed(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
-    """The four vectors of a block of 4-bit weights, two codes in a byte. Arguments as in `int4_codes`."""
+    """The four vectors of a block of 4-bit weights, two codes in a byte. Arguments as in `unpack`."""
     return [read(builder, pointer, ir.VectorType(I8, 4 * isa.lanes), offset + 4 * TILE * j) for j in range(4)]
 
 
-def _nibbles(builder: Any, isa: InstructionSet, pairs: Any) -> tuple[Any, Any]:
+def _nibbles(builder: Any, isa: InstructionSet, pairs: Any) -> list[Any]:
     """The low and the high nibbles of bytes."""
     low, high = builder.and_(pairs, constant(15, pairs.type)), _shift_bytes(builder, isa, pairs, 4)
-    return low, high if isa.by_lane else builder.and_(high, constant(15, pairs.type))
+    return [low, high if isa.by_lane else builder.and_(high, constant(15, pairs.type))]
 
 
-def _levels(builder: Any, isa: InstructionSet, pairs: Any) -> tuple[Any, Any]:
-    """The levels of the low and of the high nibbles of bytes."""
+def _levels(builder: Any, isa: InstructionSet, pairs: Any) -> list[Any]:
+    """The levels of the low and of the high nibbles of bytes: signed bytes, or 128 more if the instruction set needs
+    unsigned ones. Products with them are those of 8-bit weights.
+    """
     table = level_table(isa, pairs.type.count)
     if byte_shuffle() == "vpermb":  # the table is there four times, so no mask: as many instructions as `_nibbles`
         low, high = pairs, _shift_bytes(builder, isa, pairs, 4)
-        return look_up_wide(builder, table, low), look_up_wide(builder, table, high)
-    low, high = _nibbles(builder, isa, pairs)
-    return look_up(builder, table, low), look_up(builder, table, high)
+        return [look_up_wide(builder, table, low), look_up_wide(builder, table, high)]
+    return [look_up(builder, table, codes) for codes in _nibbles(builder, isa, pairs)]
+
+
+def _bytes(builder: Any, isa: InstructionSet, codes: Any) -> list[Any]:
+    """Codes of 8 bits, as signed bytes if the instruction set needs these."""
+    return [builder.xor(codes, constant(128, codes.type)) if isa.signed else codes]
 
 
 @kernel
@@ -243,13 +232,6 @@ _INT8_ZERO_WEIGHTS = -0x7F7F7F7F7F7F7F80
 """Eight bytes with 8 zero weights: 0x80 each."""
 
 
-def int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[Any]:
-    """A block of 8-bit weights as `int4_codes` returns them, as signed bytes if the instruction set needs these."""
-    kind = ir.VectorType(I8, 4 * isa.lanes)
-    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(8)]
-    return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
-
-
 def paired_codes(
     builder: Any, isa: InstructionSet, form: WeightFormat, pointer: Any, offset: int
 ) -> list[tuple[Any, Any]]:
@@ -257,7 +239,7 @@ def paired_codes(
     eight numbers of each row. These are k = 0-3 and 8-11, 4-7 and 12-15, 16-19 and 24-27, 20-23 and 28-31.
     """
     if form == INT8:
-        codes = int8_codes(builder, isa, pointer, offset)
+        codes = unpack(builder, isa, INT8, pointer, offset)
         return [interleaved(builder, codes[first], codes[first + 2]) for first in (0, 1, 4, 5)]
     packed, halves, found = _packed(builder, isa, pointer, offset), _levels if form.table else _nibbles, []
     for j in (0, 2):  # two vectors are interleaved before each becomes two
@@ -268,7 +250,7 @@ def paired_codes(
 
 def split_int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
     """As `split_int2_codes`, with one way."""
-    return [(code, 0) for code in int8_codes(builder, isa, pointer, offset)]
+    return [(code, 0) for code in unpack(builder, isa, INT8, pointer, offset)]
 
 
 @kernel
@@ -291,8 +273,24 @@ def pack_int8_tile(codes: int, rows: int, blocks: int, out: int) -> None:
 
 # All widths
 
-UNPACK = {INT4: int4_codes, INT4_AFFINE: int4_codes, INT4_TABLE: table_codes, INT8: int8_codes}
-"""Format in groups -> function that unpacks a block into eight vectors of codes."""
+_UNPACK = {INT4: _nibbles, INT4_AFFINE: _nibbles, INT4_TABLE: _levels, INT8: _bytes}
+
+
+def unpack(
+    builder: Any, isa: InstructionSet, form: WeightFormat, pointer: Any, offset: int, lines: range | None = None
+) -> list[Any]:
+    """Unpack a block of weights in groups into eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the rows.
+
+    Args:
+        pointer: of the block.
+        offset: bytes from the start of a 64-byte vector to the part of these output rows.
+        lines: the 64-byte vectors that are unpacked, in two vectors each of 4 bits, one of 8; None for all.
+    """
+    kind, found = ir.VectorType(I8, 4 * isa.lanes), list[Any]()
+    for line in lines or range(form.bits):
+        found += _UNPACK[form](builder, isa, read(builder, pointer, kind, offset + 4 * TILE * line))
+    return found
+
 
 UNPACK_SPLIT = {2: split_int2_codes, 4: split_int4_codes, 8: split_int8_codes}
 """Bits -> function that unpacks a block into eight vectors, whose codes may stay shifted up within their bytes."""

@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ondevice.bundle_format.weight_format import INT8
 from ondevice.engines.simd.kernels import formats
 from ondevice.engines.simd.kernels.contract import TILE, UNIT, InstructionSet, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four, vectors_of_a_pass
@@ -183,7 +184,7 @@ class _Sums(NamedTuple):
         for index in range(self.vectors * self.rows):
             vector, row = divmod(index, self.rows)
             if row == 0:
-                codes = formats.int8_codes(builder, isa, codes_at, 4 * isa.lanes * vector)
+                codes = formats.unpack(builder, isa, INT8, codes_at, 4 * isa.lanes * vector)
             groups = groups_of_four(builder, isa, rows_at, 32 * row)
             for chain, total in enumerate(sums[index * every :][:every]):
                 added.append(add_dots(builder, isa, 8, total, codes[chain::every], groups[chain::every]))

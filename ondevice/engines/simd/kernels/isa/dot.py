@@ -5,7 +5,7 @@ The functions emit LLVM code; they are called by the emitters of products in `ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -66,9 +66,10 @@ def add_whole_dots(
     return add_dots(builder, isa, bits, total, weights, activations)
 
 
-def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
-    """The eight groups of four bytes of 32 bytes at `offset` from a pointer, each repeated in all 32-bit lanes of a
-    vector.
+def groups_of_four(
+    builder: Any, isa: InstructionSet, base: Any, offset: int, chosen: Iterable[int] = range(8)
+) -> list[Any]:
+    """Groups of four bytes of 32 bytes at `offset` from a pointer, each repeated in all 32-bit lanes of a vector.
 
     On x86 a load can repeat a group at no cost. On ARM a dot product can take one lane of a vector as its operand.
     """
@@ -76,10 +77,10 @@ def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) ->
         kind = ir.VectorType(I32, 4)
         halves = [read(builder, base, kind, offset + at) for at in (0, 16)]
         groups = [
-            builder.shuffle_vector(half, half, ir.Constant(kind, [lane] * 4)) for half in halves for lane in range(4)
+            builder.shuffle_vector(halves[j // 4], halves[j // 4], ir.Constant(kind, [j % 4] * 4)) for j in chosen
         ]
     else:
-        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in range(8)]
+        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in chosen]
     return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]
 
 
