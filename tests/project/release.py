@@ -30,6 +30,9 @@ ENTRY = "ondevice_run"
 LINUX_FUNCTIONS = {"memcpy", "memmove", "memset", "usleep"}
 """Functions of the C library that a library on Linux may need, besides those that begin with `_`."""
 
+MATH_FUNCTIONS = {"fmaf", "rintf"}
+"""Functions of libm that the set `generic` may need, for which its CPUs have no instruction."""
+
 LINUX_LIBRARIES = {"libc.so.6", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 MAC_LIBRARY = "/usr/lib/libSystem.B.dylib"
@@ -94,7 +97,8 @@ def _linux_faults(content: bytes, machine: str) -> Iterator[str]:
     yield from (f"it needs {each}" for each in needed if each not in LINUX_LIBRARIES)
     functions = [symbol for symbol in symbols.iter_symbols() if symbol.name]
     undefined = {each.name for each in functions if each["st_shndx"] == "SHN_UNDEF" and not each.name.startswith("_")}
-    yield from (f"it needs the function {each}" for each in sorted(undefined - LINUX_FUNCTIONS))
+    available = LINUX_FUNCTIONS | (MATH_FUNCTIONS if "libm.so.6" in needed else set())
+    yield from (f"it needs the function {each}" for each in sorted(undefined - available))
     yield from _entry_missing({each.name for each in functions if each["st_shndx"] != "SHN_UNDEF"})
 
 

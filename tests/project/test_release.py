@@ -77,6 +77,13 @@ def test_a_function_that_is_not_everywhere_fails(linked):
     assert library_faults(linked, "linux-x86_64", extra="(long long)strerror(1)") == ["it needs the function strerror"]
 
 
+def test_a_library_for_a_cpu_without_multiply_add_may_call_libm(linked):
+    content = linked("linux-x86_64", extra="(long long)__builtin_fmaf((float)n, 3.0f, 1.0f)")
+    assert b"fmaf" in content
+    assert b"libm.so.6" in content
+    assert [*release.library_faults(content, "linux-x86_64", PLATFORMS["linux-x86_64"])] == []
+
+
 @pytest.fixture
 def made(tmp_path, linked):
     """A function that writes a wheel of a platform, with changes to its files."""
