@@ -35,6 +35,9 @@ MATH_FUNCTIONS = {"fmaf", "rintf"}
 
 LINUX_LIBRARIES = {"libc.so.6", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
+MAC_FUNCTIONS = {"bzero", "dyld_stub_binder", "memcpy", "memmove", "memset", "memset_pattern16", "usleep"}
+"""Functions that a library on macOS may need."""
+
 MAC_LIBRARY = "/usr/lib/libSystem.B.dylib"
 MAC_VERSION = 11
 """The macOS of the wheel's tag."""
@@ -124,7 +127,10 @@ def _mac_faults(content: bytes, machine: str) -> Iterator[str]:
         file = Path(directory, "library")
         file.write_bytes(content)
         binary = MachO(str(file))
-        symbols = {name.decode() for _, name in SymbolTable(binary).extdefsyms}
+        symbols = SymbolTable(binary)
+    exported, undefined = (
+        {name.decode().removeprefix("_") for _, name in each} for each in (symbols.extdefsyms, symbols.undefsyms)
+    )
     [header] = binary.headers
     if header.header.cputype != ARM64:
         yield f"it is for the machine {header.header.cputype:#x}"
@@ -138,7 +144,8 @@ def _mac_faults(content: bytes, machine: str) -> Iterator[str]:
     start = signature.find(CODE_DIRECTORY)
     if start < 0 or not int.from_bytes(signature[start + 12 : start + 16], "big") & AD_HOC:
         yield "it has no ad hoc signature"
-    yield from _entry_missing({name.removeprefix("_") for name in symbols})
+    yield from (f"it needs the function {each}" for each in sorted(undefined - MAC_FUNCTIONS))
+    yield from _entry_missing(exported)
 
 
 def _entry_missing(exported: set[str]) -> Iterator[str]:
