@@ -67,7 +67,7 @@ def benchmarks(room: str) -> Iterator[Benchmark]:
 
 
 def listing() -> str:
-    """What the command prints."""
+    """The text that the command prints."""
     parts = []
     for room in ROOMS:
         parts.append(f"{room}: {_about(room)}\n")

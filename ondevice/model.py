@@ -17,7 +17,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, NoReturn, Unpack, cast
 
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
@@ -36,12 +36,12 @@ from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps
 from ondevice.grammar.matcher import Compiler
 from ondevice.machine import ForkGuard
-from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, check_whole
+from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, PromptKeywords, check_whole
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec, vocabulary_difference
 from ondevice.text.media_parts import Audio, Media, media_in, take_media
-from ondevice.text.messages import ChatOptions, Message, Tool, begun_answer
+from ondevice.text.messages import ChatOptions, Message, begun_answer
 
 if TYPE_CHECKING:
     from ondevice.media.prompt import MediaEncoder
@@ -392,11 +392,7 @@ class Model:
         self,
         prompt: Prompt,
         path: str | PathLike[str],
-        *,
-        tools: Sequence[Tool] | None = None,
-        thinking: bool | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        image_tokens: int | None = None,
+        **options: Unpack[PromptKeywords],
     ) -> int:
         """Compute a prompt's keys and values and save them in a file, for example of a long system prompt.
 
@@ -406,19 +402,17 @@ class Model:
         Args:
             prompt: text, token ids, or messages.
             path: the file to write.
-            tools: functions that the model may call, for a prompt of messages.
-            thinking: whether the model thinks before it answers; None is the template's default.
-            template_options: further variables of the chat template.
-            image_tokens: the most tokens that each picture may take; None is the model's own number.
+            options: as in `encode`.
 
         Returns:
             The number of saved tokens.
 
         Raises:
-            PromptError: as `stream` does.
+            UsageError, PromptError: as `encode` does.
             OSError: the file cannot be written.
         """
-        prompt_ids, soft = self._encode(prompt, ChatOptions(tools, thinking, template_options), image_tokens)
+        chosen = GenerationOptions.of(options, PromptKeywords.__annotations__)
+        prompt_ids, soft = self._encode(prompt, chosen.chat, chosen.image_tokens)
         limits = Limits(1, cancelled=lambda: self._scheduler.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
         self._scheduler.save_prefix(
@@ -455,16 +449,7 @@ class Model:
         self._entry(name, on_prepare=on_prepare)
         self._drafter = name
 
-    def encode(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[Tool] | None = None,
-        thinking: bool | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        continue_final: bool = False,
-        image_tokens: int | None = None,
-    ) -> list[int]:
+    def encode(self, prompt: Prompt, **options: Unpack[PromptKeywords]) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context length.
 
         A picture's soft tokens, which have no ids, are the token that stands for a picture, once for each. Pictures are
@@ -472,19 +457,16 @@ class Model:
 
         Args:
             prompt: text, token ids, or messages.
-            tools: functions that the model may call, for a prompt of messages.
-            thinking: whether the model thinks before it answers; None is the template's default.
-            template_options: further variables of the chat template.
-            continue_final: whether the reply is to continue the text of the last message.
-            image_tokens: the most tokens that each picture may take; None is the model's own number.
+            options: `tools`, `thinking`, `template_options` and `continue_final` for a prompt of messages, and
+                `image_tokens`; see `GenerationOptions`.
 
         Raises:
             UsageError: invalid options, or options of a chat for a prompt that is not messages.
             PromptError: as `stream` does.
         """
-        chat = ChatOptions(tools, thinking, template_options, continue_final)
-        ids, media, encoder = self._encode_text(prompt, chat)
-        return ids if encoder is None else encoder.counted(ids, media, image_tokens, self.context_length)
+        chosen = GenerationOptions.of(options, PromptKeywords.__annotations__)
+        ids, media, encoder = self._encode_text(prompt, chosen.chat)
+        return ids if encoder is None else encoder.counted(ids, media, chosen.image_tokens, self.context_length)
 
     def _encode(
         self, prompt: Prompt, chat: ChatOptions, image_tokens: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -75,6 +75,45 @@ class GenerationDefaults:
             eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),
             suppress_tokens=_token_ids(config, "suppress_tokens", vocab_size),
         )
+
+
+class PromptKeywords(TypedDict, total=False):
+    """The fields of `GenerationOptions` that decide how a prompt is encoded, as typed keywords of `Model.encode`."""
+
+    tools: Sequence[Tool] | None
+    thinking: bool | None
+    template_options: Mapping[str, Any] | None
+    continue_final: bool
+    image_tokens: int | None
+
+
+class GenerationKeywords(PromptKeywords, total=False):
+    """The fields of `GenerationOptions` as typed keywords of `Model.stream` and `Model.generate`."""
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    logprobs: bool
+    top_logprobs: int
+    prompt_logprobs: bool
+    stop: str | Sequence[str] | None
+    drafter: str | PathLike[str] | Drafter | None
+    draft_sampling: DraftSampling
+    num_assistant_tokens: int | None
+    num_assistant_tokens_schedule: ScheduleName
+    logits_processors: Sequence[LogitsProcessor] | None
+    response_format: Mapping[str, Any] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool
+    on_prefill: Progress | None
+    copies: int
 
 
 @dataclass(frozen=True)
@@ -152,14 +191,22 @@ class GenerationOptions:
     on_prefill: Progress | None = silent
     copies: int = 0
 
+    chat: ChatOptions = field(init=False, repr=False)
+    """The options of the chat template."""
+    answer: Grammar | None = field(init=False, repr=False)
+    """The grammar of `response_format`; None if any text is allowed."""
+    choice: ToolChoice = field(init=False, repr=False)
+    """`tool_choice`, checked against `tools`."""
+
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:
-        """Make options from keywords.
+    def of(
+        cls, keywords: Mapping[str, Any], names: Iterable[str] = GenerationKeywords.__annotations__
+    ) -> GenerationOptions:
+        """Make options from keywords, of which there may be those in `names`.
 
         Raises:
             UsageError: a keyword that does not exist; the message lists those that do.
         """
-        names = [field.name for field in fields(cls)]
         for keyword in keywords:
             if keyword not in names:
                 raise UsageError(f"unknown option {keyword!r}{near(str(keyword), names)} There are {', '.join(names)}")
@@ -196,12 +243,10 @@ class GenerationOptions:
         _check_choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens has no effect with the drafter none: leave one of them out")
-        _ = self.chat, self.answer, self.choice
-
-    @property
-    def chat(self) -> ChatOptions:
-        """The options of the chat template."""
-        return ChatOptions(self.tools, self.thinking, self.template_options, self.continue_final)
+        chat = ChatOptions(self.tools, self.thinking, self.template_options, self.continue_final)
+        object.__setattr__(self, "chat", chat)
+        object.__setattr__(self, "answer", answer_grammar(self.response_format))
+        object.__setattr__(self, "choice", ToolChoice.of(self.tool_choice, self.tools))
 
     @property
     def wanted_logprobs(self) -> Logprobs | None:
@@ -212,16 +257,6 @@ class GenerationOptions:
     def wanted_prompt_logprobs(self) -> Logprobs | None:
         """The requested log probabilities of the prompt; None if there was no request."""
         return Logprobs(self.top_logprobs) if self.prompt_logprobs else None
-
-    @property
-    def answer(self) -> Grammar | None:
-        """The grammar of the checked `response_format`; None if any text is allowed."""
-        return answer_grammar(self.response_format)
-
-    @property
-    def choice(self) -> ToolChoice:
-        """The checked `tool_choice`."""
-        return ToolChoice.of(self.tool_choice, self.tools)
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """Sampling options: these if given, else the bundle's. At temperature 0 the bundle's filters are left out."""
@@ -239,40 +274,6 @@ class GenerationOptions:
             frequency_penalty=0.0 if self.frequency_penalty is None else self.frequency_penalty,
             logit_bias=self.logit_bias,
         )
-
-
-class GenerationKeywords(TypedDict, total=False):
-    """The fields of `GenerationOptions` as typed keywords of `Model.stream` and `Model.generate`."""
-
-    max_new_tokens: int
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    logprobs: bool
-    top_logprobs: int
-    prompt_logprobs: bool
-    stop: str | Sequence[str] | None
-    drafter: str | PathLike[str] | Drafter | None
-    draft_sampling: DraftSampling
-    num_assistant_tokens: int | None
-    num_assistant_tokens_schedule: ScheduleName
-    logits_processors: Sequence[LogitsProcessor] | None
-    tools: Sequence[Tool] | None
-    thinking: bool | None
-    template_options: Mapping[str, Any] | None
-    continue_final: bool
-    response_format: Mapping[str, Any] | None
-    tool_choice: str | Mapping[str, Any] | None
-    parallel_tool_calls: bool
-    image_tokens: int | None
-    on_prefill: Progress | None
-    copies: int
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:

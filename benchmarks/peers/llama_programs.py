@@ -148,7 +148,7 @@ def _add_gguf(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def llama_bench(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> LlamaBench | None:
-    """What the options of `add_llama_bench` name; None if they were not given."""
+    """The programs that the options of `add_llama_bench` name; None if they were not given."""
     if (arguments.llama_bench is None) != (arguments.gguf is None):
         parser.error("--llama-bench and --gguf go together")
     return arguments.llama_bench and LlamaBench(arguments.llama_bench, arguments.gguf, arguments.threads)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -50,8 +49,26 @@ class Completion:
         )
 
 
-class LlamaServer:
-    """A running server with one slot; a context manager that ends it."""
+class LlamaCpp:
+    """A process of llama.cpp with one model; a context manager that ends it."""
+
+    def __init__(self, command: Sequence[str], **streams: Any) -> None:
+        """`streams` are those of `subprocess.Popen`; llama.cpp's log, on standard error, is not shown."""
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **streams)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+class LlamaServer(LlamaCpp):
+    """A running server with one slot."""
 
     def __init__(self, program: Path, gguf: Path, threads: int, options: Sequence[str] = ()) -> None:
         """
@@ -68,7 +85,7 @@ class LlamaServer:
         command = [str(program), "--model", str(gguf), "--threads", str(threads), "--port", str(port)]
         command += ["--ctx-size", "4096", "--parallel", "1", "--no-webui", *options]
         try:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            super().__init__(command, stdout=subprocess.DEVNULL)
         except OSError as error:
             raise SystemExit(f"{program}: {error.strerror}: give the path of llama-server") from error
         try:
@@ -76,18 +93,6 @@ class LlamaServer:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
 
     def complete(self, token_ids: Sequence[int], options: dict[str, Any]) -> Completion:
         """Reply to a prompt of token ids; nothing of an earlier prompt is used.

@@ -14,17 +14,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.peers.llama_server import Completion
+from benchmarks.peers.llama_server import Completion, LlamaCpp
 
 PLAIN = "NONE"
 CONTEXT = 2048
 
 
-class LlamaProcess:
-    """A llama.cpp process with one model; a context manager that ends it.
+class LlamaProcess(LlamaCpp):
+    """A process of this module.
 
     Attributes:
         version: the version of the package, whose last part is llama.cpp's build number.
@@ -41,9 +40,7 @@ class LlamaProcess:
         """
         command = [sys.executable, "-m", "benchmarks.peers.xllamacpp_worker", str(gguf), str(threads), speculation]
         started = time.perf_counter()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             self.close()
@@ -51,18 +48,6 @@ class LlamaProcess:
         self.version: str = json.loads(line)["version"]
         self.ask([1], n_predict=1)
         self.start_s = time.perf_counter() - started
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
 
     def ask(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
         """The timings of a completion: `prompt_n` tokens read in `prompt_ms`, `predicted_n` written in

@@ -25,7 +25,7 @@ from benchmarks.publish.picture import draw
 from ondevice.cli.bench.tables import table
 
 WIDTH = 124
-"""Of a line in the pages."""
+"""Characters of a line in the pages, at most."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ ROOM = 1 << 30
 
 
 @dataclass
-class Measured:
+class RowTimes:
     """Forwards of one number of rows."""
 
     seconds: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ def check_memory(needed: int, available: int) -> None:
         )
 
 
-def measure(engine: Engine, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PREFILL)) -> dict[int, Measured]:
+def measure(engine: Engine, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PREFILL)) -> dict[int, RowTimes]:
     """Measure every number of rows alternately, in so many rounds, each with other tokens.
 
     Tokens run once before they are timed: experts that were not used recently are read from the disk, which is not what
@@ -72,7 +72,7 @@ def measure(engine: Engine, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PR
     rng = np.random.default_rng(0)
     session = engine.open_session()
     read(engine, session, rng.integers(0, engine.target.vocab_size, CONTEXT).tolist())
-    found = {rows: Measured() for rows in rows_of}
+    found = {rows: RowTimes() for rows in rows_of}
     for rows in rows_of * rounds:
         tokens = rng.integers(0, engine.target.vocab_size, rows).tolist()
         wanted = [rows - 1] if rows == PREFILL else range(rows)
@@ -85,7 +85,7 @@ def measure(engine: Engine, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PR
     return found
 
 
-def report(found: dict[int, Measured], llama: dict[int, list[float]] | None) -> str:
+def report(found: dict[int, RowTimes], llama: dict[int, list[float]] | None) -> str:
     """Markdown: medians."""
     titles = ["rows", "simd ms", "its 1 row", "experts per layer"]
     titles += [] if llama is None else ["llama.cpp ms", "its 1 row", "llama.cpp / simd"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
-from ondevice.cli.progress import ProgressBar, ending_by_exception
+from ondevice.cli.terminal.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
 from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OndeviceError: a problem that the user can fix; the message is one line.
     """
-    started = time.perf_counter()  # what is told is the time that a user waits: with imports and the preparation
+    started = time.perf_counter()  # the printed time is a user's: with imports and the preparation
     if args.verify_prompts is not None and not args.verify:
         raise UsageError("--verify-prompts is for --verify: add it")
     if args.verify:

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from attention import causal_masks
-from chats import question
-from checkpoint import DRAFT_TOKENS
-from corpus import read_library
-from dataset import Blocks, Tokens, held_out_stream, prompt_ids
-from drafter import Lesson, ahead, draft_states, lesson, round_masks
-from owntext import continue_rows, gumbel
-from repetition import MAX_PERIOD, circling
-from tokenizer import EOS, TURN_END
+from pair.attention import causal_masks
+from pair.checkpoint import DRAFT_TOKENS
+from pair.drafter import Lesson, ahead, draft_states, lesson, round_masks
+from pair.owntext import continue_rows, gumbel
+from pair.repetition import MAX_PERIOD, circling
+from text.chats import question
+from text.corpus import read_library
+from text.dataset import Blocks, Tokens, held_out_stream, prompt_ids
+from text.tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional

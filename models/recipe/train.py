@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from card import write_card
-from checkpoint import earlier, keep_start, save_drafter, save_target
-from corpus import HELD_OUT_PERCENT, PACKAGE_BYTES
-from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
-from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
-from owntext import write_own_text
-from repetition import RAW_TEXT, UnlikelihoodRun
-from run import hardware, spent_budget
-from target import target_after_corpus, target_run, trained_target
-from tokenizer import save_tokenizer
+from pair.card import write_card
+from pair.checkpoint import earlier, keep_start, save_drafter, save_target
+from pair.drafter import DrafterRun, new_drafter
+from pair.owntext import write_own_text
+from pair.repetition import RAW_TEXT, UnlikelihoodRun
+from pair.target import target_after_corpus, target_run, trained_target
+from text.corpus import HELD_OUT_PERCENT, PACKAGE_BYTES
+from text.dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
+from text.tokenizer import save_tokenizer
 from tokenizers import Tokenizer
-from workers import launch
+from training.run import hardware, spent_budget
+from training.workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
 RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from card import parameters, table
-from checkpoint import save
-from draft_model import OWN, TEXT, draft_model_run, trained_draft_model
-from run import hardware, spent_budget
-from states import LENGTH, FrozenTarget, text_stream, write_own
+from drafters.draft_model import OWN, TEXT, draft_model_run, trained_draft_model
+from drafters.states import LENGTH, FrozenTarget, text_stream, write_own
+from pair.card import parameters, table
+from pair.checkpoint import save
+from training.run import hardware, spent_budget
+from training.workers import launch
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig
-from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks of the target's own text that are never trained on

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import workers
-from distillation import acceptance, both, cross_entropy, frozen_gradients, soft_loss
-from drafter_card import write_card
-from lessons import Lesson, Lessons, write_lessons
-from precision import PRODUCTS
-from replies import write_held_out, write_replies
-from rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_block, measure, rounds_of
-from run import Run, hardware, spent_budget
-from states import FrozenTarget
-from target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
+from drafters.drafter_card import write_card
+from drafters.lessons import Lesson, Lessons, write_lessons
+from drafters.replies import write_held_out, write_replies
+from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_block, measure, rounds_of
+from drafters.states import FrozenTarget
+from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
 from torch import Tensor
 from torch.nn import functional
+from training import workers
+from training.distillation import acceptance, both, cross_entropy, frozen_gradients, soft_loss
+from training.precision import PRODUCTS
+from training.run import Run, hardware, spent_budget
 
 from ondevice_export import export as export_bundle
 

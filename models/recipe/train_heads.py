@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from distillation import CENTROID_SHARE, Aim, aim, frozen_gradients, soft_loss
-from heads import KINDS, Heads, Shape
-from heads_card import write_card
-from precision import PRODUCTS
-from run import Run, hardware, spent_budget
+from drafters.heads import KINDS, Heads, Shape
+from drafters.heads_card import write_card
+from drafters.states import LENGTH, OWN_SHARE, FrozenTarget, text_stream, write_own, write_states
 from safetensors import safe_open
 from safetensors.torch import save_file
-from schedule import Budget
-from states import LENGTH, OWN_SHARE, FrozenTarget, text_stream, write_own, write_states
 from torch import Tensor
+from training.distillation import CENTROID_SHARE, Aim, aim, frozen_gradients, soft_loss
+from training.precision import PRODUCTS
+from training.run import Run, hardware, spent_budget
+from training.schedule import Budget
 
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks that are never trained on

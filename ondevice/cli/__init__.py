@@ -2,10 +2,10 @@
 
 Read `main.py` first: the table of commands, and the exit codes: 0; 1 a check failed or a batch has errors; 2 a mistake,
 which one line on stderr explains; 130 Ctrl-C; 141 broken pipe. Modules with `add_arguments(parser)` and `run(args)`:
-`generate.py`, `chat.py`, `serve.py`, `check.py`, `tune.py`, `info.py`, `completion.py`; `bundles.py` has pull, list,
-remove and prepare; `batch/` answers a file of prompts, `bench/` measures; export is `ondevice_export.command`.
+`generate.py`, `chat.py`, `run.py`, `serve.py`, `check.py` (with `quality.py`), `tune.py`, `info.py`, `completion.py`;
+`bundles.py` has pull, list, remove and prepare; `batch/` answers a file of prompts, `bench/` measures; export is
+`ondevice_export.command`.
 
 Shared: `options.py` (model, sampling and drafting options), `prompts.py` (prompts from arguments, stdin and files;
-pictures and sounds), `reply_view.py` (a reply while it is generated, its summary line), `style.py` (colours, width,
-aligned text), `progress.py` (bars, Ctrl-C and other signals).
+pictures and sounds), `terminal/` (colours and aligned text, bars and Ctrl-C, a reply while it is generated).
 """

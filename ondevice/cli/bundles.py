@@ -15,8 +15,8 @@ from typing import Any
 from ondevice.bundle import MANIFEST, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_bundle_argument, add_count, preparing
-from ondevice.cli.progress import byte_bar, ending_by_exception
-from ondevice.cli.style import age, columns, size
+from ondevice.cli.terminal.progress import byte_bar, ending_by_exception
+from ondevice.cli.terminal.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
 
 

@@ -24,10 +24,10 @@ from ondevice.cli.options import (
     generation_options,
     load_model,
 )
-from ondevice.cli.progress import unseen_keys
 from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_list, standard_input
-from ondevice.cli.reply_view import MarkdownView, TextView, can_format, notice, stream_reply, summary
-from ondevice.cli.style import RESET, Style, aligned, columns, has_colours, note, styled
+from ondevice.cli.terminal.progress import unseen_keys
+from ondevice.cli.terminal.reply_view import MarkdownView, TextView, can_format, notice, stream_reply, summary
+from ondevice.cli.terminal.style import RESET, Style, aligned, columns, has_colours, note, styled
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError, near, system_error
 from ondevice.files import replacing
 from ondevice.machine import expanded
@@ -462,7 +462,7 @@ class ChatInput(NamedTuple):
     """Input that was typed or piped at once.
 
     text : a line, or several
-    is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
+    is_quoted : whether it is a message even if it begins like a command: several lines, between two `QUOTES` or pasted
     """
 
     text: str

@@ -20,7 +20,7 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_count, add_drafter_argument, add_model_arguments, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.cli.quality import compare
-from ondevice.cli.reply_view import first_difference
+from ondevice.cli.terminal.reply_view import first_difference
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 

@@ -21,7 +21,7 @@ from ondevice.cli.options import (
     load_model,
 )
 from ondevice.cli.prompts import add_prompt_arguments, read_json, read_list, read_prompt
-from ondevice.cli.reply_view import (
+from ondevice.cli.terminal.reply_view import (
     DraftsView,
     JsonLinesView,
     TextView,
@@ -31,7 +31,7 @@ from ondevice.cli.reply_view import (
     stream_reply,
     summary,
 )
-from ondevice.cli.style import note
+from ondevice.cli.terminal.style import note
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 from ondevice.text.prompt_file import read_text

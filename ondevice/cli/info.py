@@ -23,8 +23,8 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.cli.options import add_bundle_argument
-from ondevice.cli.progress import byte_bar
-from ondevice.cli.style import aligned, columns, kept, size
+from ondevice.cli.terminal.progress import byte_bar
+from ondevice.cli.terminal.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 from ondevice.files import distrust

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
 from ondevice.bundle_format.vision import BUDGETS
-from ondevice.cli.progress import PERCENTAGE, ProgressBar, ending_by_exception
+from ondevice.cli.terminal.progress import PERCENTAGE, ProgressBar, ending_by_exception
 from ondevice.generate.drafters import registry
 from ondevice.progress import OnPrepare
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ondevice.bundle import Bundle, is_bundle
 from ondevice.cli.options import load_model, preparing
-from ondevice.cli.progress import ProgressBar, ending_by_exception
-from ondevice.cli.style import aligned, columns
+from ondevice.cli.terminal.progress import ProgressBar, ending_by_exception
+from ondevice.cli.terminal.style import aligned, columns
 from ondevice.errors import MissingDependencyError
 from ondevice.text.prompt_file import read_text
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
-from ondevice.cli.progress import PERCENTAGE, ProgressBar
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
+from ondevice.cli.terminal.progress import PERCENTAGE, ProgressBar
 from ondevice.errors import UsageError
 
 

@@ -1,9 +1,13 @@
 """Checks an ONNX graph before ONNX Runtime opens it, and compares its inputs and outputs with the configuration.
 
-The graph may come from an untrusted source. ONNX Runtime reads any file that a graph names for its weights, does not
-check some sizes that crash the process later, and takes memory in proportion to sizes that the graph merely declares.
-Engines size their buffers by the configuration in `bundle.json`, so the graph must agree with it. `check_graph` reads
-the file without onnx, with the small protobuf reader at the end.
+The graph may come from an untrusted source. ONNX Runtime, from 1.25 on, refuses weights outside the bundle's directory
+or beyond the end of their file, and attributes that an operator does not have. Only what it lets through is checked
+here: it takes memory in proportion to sizes that a graph merely declares, before it can be asked for the graph's inputs
+and outputs; it ends the process at some attributes; it runs operators along other axes, with which drafts change the
+text. `test_graph_check.py` opens a graph for each of these without the check. Engines size their buffers by the
+configuration in `bundle.json`, so the graph must agree with it.
+
+The file is read with the small protobuf reader at the end: a runtime without the package onnx has no other.
 
 Memory is limited at declared sizes only: inputs, outputs, initialisers, and the constants that shapes are made of. A
 chain of permitted nodes can still compute a large tensor.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from ondevice.bundle_format import graph_io
@@ -33,10 +37,7 @@ _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
 _AXES = {"RMSNormalization": -1, "Softmax": -1, "TensorScatter": -2}
 """The attribute `axis` of operators that would otherwise mix rows."""
 
-_OF_GRAPHS = (5, 6, 10, 11, 22, 23)
-"""Fields of onnx.AttributeProto that hold tensors and graphs."""
-
-_GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
+_GRAPH, _FUNCTIONS = 7, 25
 """Fields of onnx.ModelProto."""
 
 _NODES, _INITIALISERS, _INPUTS, _OUTPUTS, _VALUES, _SPARSE = 1, 5, 11, 12, 13, 15
@@ -48,15 +49,12 @@ _RAW, _PLACE, _IS_EXTERNAL = 9, 13, 14
 _TYPES = {1: "float32", 2: "uint8", 3: "int8", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
 """Values of onnx.TensorProto.DataType that exported graphs use."""
 
-_WIDTHS = {"float32": 4, "uint8": 1, "int8": 1, "int64": 8, "float16": 2, "bfloat16": 2}
-"""Bytes of an element, for the element types of initialisers."""
-
 _MAX_DIMENSIONS = 8
-"""Most dimensions of an initialiser; exported ones have four at most."""
+"""Most dimensions of an initialiser, and numbers of a shape, which are multiplied here; exported ones have four."""
 
 
 def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
-    """Check a graph's inputs, outputs and nodes, and the places and sizes of its weights. The graph is not run.
+    """Check a graph's inputs, outputs and nodes, and the sizes of its weights. The graph is not run.
 
     `expected` is the interface that follows from the configuration; the manifest lists the data files and their sizes.
 
@@ -69,14 +67,14 @@ def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
             raise MalformedError(f"more than {MAX_BYTES} bytes")
         model = ProtobufMessage(memoryview(path.read_bytes()))
         graph = model.message(_GRAPH)
-        if model.bytes(_FUNCTIONS) or model.bytes(_TRAINING) or graph.bytes(_SPARSE):
-            raise MalformedError("it has functions, training steps or sparse weights")
+        if model.bytes(_FUNCTIONS) or graph.bytes(_SPARSE):
+            raise MalformedError("it has functions or sparse weights")
         found = Interface(_tensors(graph, _INPUTS), _tensors(graph, _OUTPUTS))
         check_interface(path.name, found, expected)
         constants = _Constants(manifest, expected)
         for tensor in graph.messages(_INITIALISERS):
             constants.add(tensor)
-        constants.check_names(found.inputs, _tensors(graph, _VALUES))
+        constants.check_names(found.inputs.keys(), {value.string(1) for value in graph.messages(_VALUES)})
         for node in graph.messages(_NODES):
             _check_node(node, constants)
     except MalformedError as error:
@@ -107,7 +105,7 @@ def _tensors(graph: ProtobufMessage, field: int) -> dict[str, TensorSignature]:
     """The element types and shapes of a field of onnx.ValueInfoProto by name.
 
     Raises:
-        MalformedError: a name occurs twice, or a value is not a tensor whose dimensions each have a size or a symbol.
+        MalformedError: a name occurs twice, or a value is not a tensor.
     """
     found: dict[str, TensorSignature] = {}
     for value in graph.messages(field):
@@ -115,9 +113,7 @@ def _tensors(graph: ProtobufMessage, field: int) -> dict[str, TensorSignature]:
         if name in found or kind.fields != {1}:
             raise MalformedError(f"{name!r:.99} occurs twice or is not a tensor")
         tensor = kind.message(1)
-        dimensions = list(tensor.message(2).messages(1))
-        if any(dimension.fields not in ({1}, {2}) for dimension in dimensions):
-            raise MalformedError(f"a dimension of {name!r:.99} has no size")
+        dimensions = tensor.message(2).messages(1)
         sizes = (dimension.integer(1) if 1 in dimension.fields else OPEN for dimension in dimensions)
         found[name] = TensorSignature(_type(tensor.integer(1)), tuple(sizes))
     return found
@@ -136,52 +132,51 @@ class _Constants:
 
     def __init__(self, manifest: Manifest, expected: Interface) -> None:
         self.numbers: dict[str, tuple[int, ...]] = {}
-        self._tensors: dict[str, TensorSignature] = {}
-        self._data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
-        self._most = sum(self._data.values())  # no exported shape has as many elements as the data files have bytes
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        files = {table.file for table in manifest.tensors.values()}
+        self._most = sum(manifest.files[file].size for file in files)
         self._vocab_size = manifest.target.vocab_size
         models = [model for model in (manifest.target, manifest.drafter) if model is not None]
         self._heads = max(2, *(layer.attention.heads for model in models for layer in model.layers))
         self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
     def add(self, tensor: ProtobufMessage) -> None:
-        """Check an initialiser (onnx.TensorProto), and that external data lies within one of the data files.
+        """Check an initialiser (onnx.TensorProto), and keep its shape, and its values if they may become a shape.
 
-        ONNX Runtime takes memory in proportion to a dimension that a shape gives, so a number is limited too.
+        No exported tensor has as many elements as the data files have bytes, and no exported shape as large a number.
 
         Raises:
-            MalformedError: its name occurs twice, its size is not that of its shape, or it names another file or bytes
-                outside the file.
+            MalformedError: its name occurs twice, its type is unknown, it or a number in it is larger than the data
+                files, or it is not clear whether its values are in the graph file.
         """
         name, dtype, shape = tensor.string(8), _type(tensor.integer(2)), tensor.integers(1)
-        if name in self._tensors or dtype not in _WIDTHS or len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
-            raise MalformedError(f"{name!r:.99} occurs twice, or is of an unknown type or shape")
-        self._tensors[name] = TensorSignature(dtype, shape)
-        size = math.prod(shape) * _WIDTHS[dtype]
-        if tensor.bytes(_PLACE) or tensor.integer(_IS_EXTERNAL):
-            _check_place(name, tensor, self._data, size)
+        is_external = bool(tensor.bytes(_PLACE))
+        if name in self._shapes or dtype not in _TYPES.values() or tensor.integer(_IS_EXTERNAL) != is_external:
+            raise MalformedError(f"{name!r:.99} occurs twice, or is of an unknown type or place")
+        if len(shape) > _MAX_DIMENSIONS or abs(math.prod(shape)) > self._most:
+            raise MalformedError(f"{name!r:.99} is larger than the data files")
+        self._shapes[name] = shape
+        if dtype != "int64" or is_external:  # ONNX Runtime makes no shape of external data
             return
         content = tensor.bytes(_RAW)
-        if len(content) != 1 or len(content[0]) != size:
-            raise MalformedError(f"{name!r:.99} has not the size of its shape, {size} bytes")
-        if dtype == "int64":
-            self.numbers[name] = tuple(number for (number,) in struct.iter_unpack("<q", content[0]))
-            if any(abs(number) > self._most for number in self.numbers[name]):
-                raise MalformedError(f"{name!r:.99} has a number above {self._most}")
+        if len(content) != 1 or len(content[0]) % 8:
+            raise MalformedError(f"{name!r:.99} has no values, or part of a number")
+        self.numbers[name] = tuple(number for (number,) in struct.iter_unpack("<q", content[0]))
+        if any(abs(number) > self._most for number in self.numbers[name]):
+            raise MalformedError(f"{name!r:.99} has a number above {self._most}")
 
-    def check_names(self, inputs: Mapping[str, TensorSignature], values: Mapping[str, TensorSignature]) -> None:
-        """Check that no input has the name of an initialiser, and that other declared values are initialisers.
+    def check_names(self, inputs: Set[str], values: Set[str]) -> None:
+        """Check that no input has the name of an initialiser, and that other values with a declared shape have one.
 
-        ONNX Runtime believes the declared shape of a node's output.
+        ONNX Runtime believes the declared shape of a node's output, and takes an input's value for an initialiser's.
 
         Raises:
-            MalformedError: an input is an initialiser, or a value is not one or has another element type or shape.
+            MalformedError: an input is an initialiser, or a value is not one.
         """
-        for name in inputs.keys() & self._tensors.keys():
+        for name in inputs & self._shapes.keys():
             raise MalformedError(f"the input {name} is an initialiser too")
-        for name, value in values.items():
-            if self._tensors.get(name) != value:
-                raise MalformedError(f"{name!r:.99} is not an initialiser of this shape")
+        for name in values - self._shapes.keys():
+            raise MalformedError(f"{name!r:.99} has a shape and is not an initialiser")
 
     def check_growth(self, op: str, inputs: list[str]) -> None:
         """Check a Range, Expand or Pad node: their outputs are as large as the numbers in their inputs say.
@@ -204,8 +199,7 @@ class _Constants:
 
     def _most_of(self, name: str, shape: tuple[int, ...]) -> int:
         """Most elements of the shape that this input of an Expand may get."""
-        source = self._tensors.get(name)
-        one = source is not None and source.shape in ((), (1,))
+        one = self._shapes.get(name) in ((), (1,))
         return self._most if one or shape in self._outputs else self._heads
 
 
@@ -213,11 +207,12 @@ def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
     """Refuse a node that ONNX Runtime would accept although it is harmful.
 
     - An operator that no exported graph has.
-    - A head count outside 1..2**31 - 1: ONNX Runtime divides by it in 32 bits, and a zero ends the process.
+    - A head count outside 1..2**31 - 1: ONNX Runtime 1.25 divides by it in 32 bits, and a zero ends the process.
     - A TensorScatter without the input `write_index`: ONNX Runtime then writes at row 0, so rejected draft rows
       overwrite committed ones and change the text.
     - An axis of `_AXES` other than exported: results of a row would depend on other rows, so drafts change the text.
-    - Attributes that hold a graph or tensors: no other check would see these.
+    - Attributes that hold a graph or tensors, which no other check would see. ONNX Runtime does not check those whose
+      name begins with two underscores; a graph in one ends the process of 1.25, and takes memory in later versions.
     - A Range, Expand or Pad of any size: see `_Constants.check_growth`.
 
     Raises:
@@ -231,7 +226,7 @@ def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
         raise MalformedError("a TensorScatter has no write_index")
     for attribute in node.messages(5):
         name, kind = attribute.string(1), attribute.integer(20)
-        if kind not in (_FLOAT, _INT, _STRING, _INTS) or any(attribute.bytes(field) for field in _OF_GRAPHS):
+        if kind not in (_FLOAT, _INT, _STRING, _INTS):
             raise MalformedError(f"{name!r:.99} of {op} is of an unknown type")
         if name == "axis" and attribute.integer(3) != _AXES.get(op, attribute.integer(3)):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
@@ -239,25 +234,6 @@ def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
             kind == _INT and 0 < attribute.integer(3) < 1 << 31
         ):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
-
-
-def _check_place(name: str, tensor: ProtobufMessage, data: Mapping[str, int], size: int) -> None:
-    """Check the place of an initialiser whose external data has `size` bytes; `data` has the sizes of the data files.
-
-    Raises:
-        MalformedError: the initialiser names another file, bytes outside the file, or not `size` bytes.
-    """
-    entries = [(entry.string(1), entry.string(2)) for entry in tensor.messages(_PLACE)]
-    place = dict(entries)
-    file = place.get("location", "")
-    if len(place) != len(entries) or file not in data:
-        raise MalformedError(f"the weights of {name!r:.99} lie in {file!r:.99}, which has no tensor table")
-    offset, length = place.get("offset", "0"), place.get("length", "")
-    numbers = all(number.isascii() and number.isdecimal() and len(number) < 20 for number in (offset, length))
-    if not numbers or int(offset) + int(length) > data[file]:
-        raise MalformedError(f"the weights of {name!r:.99} lie outside {file}")
-    if int(length) != size or tensor.integer(_IS_EXTERNAL) != 1:
-        raise MalformedError(f"the weights of {name!r:.99} have not the size of their shape, {size} bytes")
 
 
 # The protobuf wire format, as far as the checks need it. Every length is checked against the bytes that are left.

@@ -85,17 +85,17 @@ class Controller:
         self.costs = costs
         self.most = most
         self._credit: dict[str, float] = {}
-        """By drafter, plain rounds that it may lose."""
+        """Plain rounds that a drafter may lose, by its name."""
         self._tokens = self._rounds = 0.0
         """Tokens of recent rounds, and their time in plain rounds."""
         self._since_plain = 0
         """Rounds with a draft since the last one without."""
         self._rest = 0
-        """Rounds to come in which no drafter is asked; their share of the time is in the credits already."""
+        """Rounds to come in which no drafter is asked; the credits already contain their share of the time."""
         self._income = 0.0
-        """The addition of each of these rounds to a drafter's credit."""
+        """Plain rounds that each of these adds to a drafter's credit."""
         self._resting = False
-        """Whether this is one."""
+        """Whether this round is one of them."""
         self._asked: list[str] = []
         """The drafters asked in this round."""
         self._chosen: str | None = None
@@ -156,7 +156,7 @@ class Controller:
             untimed = [drafter for _, drafter, forecast in offers if not self.costs.knows(forecast.source)]
             if not untimed:
                 return UNPROFITABLE
-            # What a draft costs is only assumed: one token tells.
+            # The cost of a draft is only assumed: one token measures it.
             self._chosen = untimed[0].name
             return RoundPlan(untimed[0], 1)
         self._chosen = drafter.name

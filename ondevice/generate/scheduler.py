@@ -183,7 +183,7 @@ class Scheduler:
         self._cache.keep(session)
         return length
 
-    # What a generation borrows.
+    # Slots, sessions and drafters, which generations borrow.
 
     @contextmanager
     def _slot(self, request: GenerationRequest) -> Iterator[Slot | None]:

@@ -8,7 +8,7 @@ LLVM's linkers load objects too, with what llvmlite 0.50 offers of them:
 
 - MCJIT maps code and constants apart. Once gigabytes are mapped between them, distances of 32 bits do not suffice, and
   LLVM ends the process: `Assertion isInt<32>(RealOffset)`. With 2 GB and more mapped between loads, as
-  `tests/simd/far_apart.py` does, it ended so 18 of 18 times on x86-64.
+  `tests/simd/machines/far_apart.py` does, it ended so 18 of 18 times on x86-64.
 - MCJIT with llvmlite's own memory manager, the default on ARM, maps an object as a whole. On x86-64 it ends every
   process: `Assertion "All memory must be pre-allocated"`.
 - JITLink maps an object as a whole, too. llvmlite does not offer it on Windows.

@@ -57,7 +57,7 @@ class AdmissionQueue:
         self._workers = ThreadPoolExecutor(WORKERS, "ondevice-request")
         self._semaphore = asyncio.Semaphore(slots)
         self._line: list[Callable[[int], None]] = []
-        """What is told the places of the replies that wait for a slot, in their order."""
+        """Functions that get the place of each reply that waits for a slot, in their order."""
         self._typical_s = 1.0
         """Moving average of the time for which a reply holds a slot."""
         self.waiting = 0

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, kernels: None):
 
 
 def logits_and_hidden_states(model: Model):
-    """Of every token of the prompt: float32[T, V], float32[T, H]."""
+    """Logits and hidden states of the prompt's tokens: float32[T, V], float32[T, H]."""
     session = model.engine.open_session()
     prompt = TokenTree.chain(model.encode(PROMPT))
     [outputs] = model.engine.forward([Rows(session, prompt, range(len(prompt)))])

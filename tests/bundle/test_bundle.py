@@ -131,7 +131,7 @@ def test_a_name_that_is_none(name: str, bundle: Path) -> None:
 
 
 def test_an_edited_manifest_shows_when_hashes_are_verified(bundle: Path) -> None:
-    """What no engine can compare with the graphs; whoever edits it on purpose can go on using the bundle."""
+    """No engine can compare these fields with the graphs; a bundle that was edited on purpose can be used."""
     edit(bundle, lambda data: data["target"].update(softcap=8.0))
     Bundle.open(bundle)
     with pytest.raises(BundleCorruptError, match=r"bundle\.json was altered"):

@@ -7,7 +7,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.cli.main import main
-from ondevice.cli.style import age, size
+from ondevice.cli.terminal.style import age, size
 from ondevice.model import load
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import write_bundle

@@ -12,7 +12,7 @@ import pytest
 import ondevice
 from ondevice.cli import chat
 from ondevice.cli.chat import Conversation, completions, run_command
-from ondevice.cli.reply_view import MarkdownView
+from ondevice.cli.terminal.reply_view import MarkdownView
 from ondevice.generate.stats import Stats
 from ondevice.generation import Reply
 from tests.cli.test_generate import interrupt_after

@@ -1,4 +1,4 @@
-"""What a shell offers while a command line is typed."""
+"""Words that a shell offers while a command line is typed."""
 
 import contextlib
 import functools

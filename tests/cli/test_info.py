@@ -14,7 +14,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.cli import info
 from ondevice.cli.info import lines
-from ondevice.cli.style import size
+from ondevice.cli.terminal.style import size
 from ondevice.engines.simd import pack_file
 from ondevice.engines.simd.program import Program
 from ondevice.native import library

@@ -45,7 +45,7 @@ assert not heavy, heavy
     ],
 )
 def test_few_modules_are_imported(code, most):
-    """Of all that a bare interpreter has not. On Python 3.11 it is 38 and 66: a few dozen milliseconds."""
+    """Modules that a bare interpreter has not. On Python 3.11 it is 38 and 66: a few dozen milliseconds."""
     code = f"import sys\nbefore = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
     ended = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     imported = ended.stdout.splitlines()[-1].split()

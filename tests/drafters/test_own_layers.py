@@ -47,7 +47,7 @@ two_bundles = pytest.mark.parametrize("directory", ["e2b", "reference"], indirec
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What `swift` finds in one test is not there in the next."""
+    """The layers that `swift` finds in one test are unknown in the next."""
     place = tmp_path / "skips"
     monkeypatch.setattr(PathMemory, "_cached", lambda self, name: (place / f"{name}.json",))
     return place
@@ -57,7 +57,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def directories(
     make_pair: MakePair, tmp_path_factory: pytest.TempPathFactory, reference_bundle: Path
 ) -> dict[str, Path]:
-    """Of bundles that may be written to."""
+    """Bundles that may be written to."""
     made = {}
     for family in QUANTISED:
         directory = make_pair(family)

@@ -9,7 +9,7 @@ Texts = list[list[int]]
 
 
 def followers(texts: Texts, context: list[int]) -> Counter[int]:
-    """What follows each occurrence of a context."""
+    """The tokens that follow each occurrence of a context."""
     size = len(context)
     return Counter(
         text[start + size]

@@ -1,4 +1,4 @@
-"""What a user can get wrong: one clear line each, and nothing lost."""
+"""A user's mistakes: one clear line each, and nothing lost."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_the_family_that_the_page_adds(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3"])
 def test_defaults_are_those_of_transformers(name: str) -> None:
-    """Of the fields that a config.json may leave out. A window that is off has no size there."""
+    """Values of the fields that a config.json may leave out. A window that is off has no size there."""
     [family] = [family for family in families.FAMILIES if family.name == name]
     config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(name, name))
     compared = [field for field in family.defaults if hasattr(config, field) and field != "sliding_window"]

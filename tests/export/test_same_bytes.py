@@ -27,7 +27,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 @pytest.fixture(scope="module", params=["e2b", "31b"])
 def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What this process exports of a pair, beside its checkpoint."""
+    """The bundle that this process exports of a pair, beside its checkpoint."""
     directory = tmp_path_factory.mktemp(request.param)
     save_pair(directory, request.param)
     return export(directory / "target", directory / "here")

@@ -388,7 +388,7 @@ def _faults(answer: bytes, request: Made) -> list[str]:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a JSON object of a response; nothing if it is as it should be."""
+    """The fault of a JSON object of a response; empty if it is as it should be."""
     try:
         value = json.loads(text, parse_constant=_no_number)
     except ValueError as error:

@@ -103,7 +103,7 @@ def _change_codes(seed: int, tensor: Tensor, data: NDArray[np.uint8]) -> None:
 def _generate(
     bundle: Path, loading: dict[str, Any], prompt: list[int], options: dict[str, Any]
 ) -> list[tuple[str, tuple[int, ...] | str]]:
-    """What comes of a bundle with each drafter: token ids, or the message of one of our errors."""
+    """The outcome of a bundle with each drafter: token ids, or the message of one of our errors."""
     warnings.simplefilter("error", RuntimeWarning)  # a user would see them
     with ondevice.load(bundle, **loading) as model:
         return _each_drafter(model, prompt, options)

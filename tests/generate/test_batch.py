@@ -65,7 +65,7 @@ def awaited(
 
 
 def in_threads(*jobs: Callable[[], object]) -> list[object]:
-    """What each job returned, or raised."""
+    """The result of each job, or the error that it raised."""
     results: list[object] = [None] * len(jobs)
 
     def work(index: int, job: Callable[[], object]) -> None:

@@ -314,7 +314,7 @@ def test_auto_drafts_within_forty_tokens_of_a_change() -> None:
 
 @pytest.mark.parametrize("slope", [0.05, 0.2])
 def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slope: float) -> None:
-    """Of two that do not pay, probes go to the one that expects more; the other must come to expect more in time."""
+    """If two do not pay, probes go to the one that expects more; the other must come to expect more in time."""
 
     def chance(index: int, source: str) -> float:
         return 0.15 if source == "free" else 0.0 if index < 400 else 0.8

@@ -126,7 +126,7 @@ def test_clear(engine: ToyEngine) -> None:
 
 
 def test_several_threads_take_and_keep(engine: ToyEngine) -> None:
-    """Nobody ever gets a session that somebody else has, or one that holds other tokens than its prompt's."""
+    """No thread gets a session that another one has, or one that holds other tokens than its prompt's."""
     cache = PrefixCache(engine, 5 * engine.open_session().nbytes)
     wrong: list[object] = []
 

@@ -91,7 +91,7 @@ def test_any_deterministic_draft_leaves_the_output_as_it_was(options: SamplingOp
 
 
 def chi_square(target: MarkovTarget, drafting: Drafting, options: SamplingOptions) -> float:
-    """Of the counts of the two tokens after token 0 over many short generations, each with a seed of its own."""
+    """Statistic of the two tokens after token 0 over many short generations, each with a seed of its own."""
     counts = np.zeros((VOCAB, VOCAB))
     for trial in range(TRIALS):
         sampler = Sampler(replace(options, seed=TRIALS * (options.seed or 0) + trial))

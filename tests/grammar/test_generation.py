@@ -205,7 +205,7 @@ def chat_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_required_call_is_one_that_can_be_made(chat_model: Model, temperature: float, drafter: str) -> None:
-    """Of a model that says noise under this tokenizer."""
+    """A bundle whose model says noise under this tokenizer."""
     parameters = {
         "type": "object",
         "properties": {

@@ -1,4 +1,4 @@
-"""What a grammar may cost: refused before it is compiled, or by llguidance's own limits."""
+"""Grammars that would cost too much are refused before they are compiled, or by llguidance's own limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a constraint says depends on the tokens before, and on nothing that was asked."""
+"""A constraint's answers depend on the tokens before, and on nothing that was asked."""
 
 from __future__ import annotations
 

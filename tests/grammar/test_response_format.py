@@ -1,4 +1,4 @@
-"""What `response_format` may be, what it then allows, and what is said where it is something else."""
+"""Values of `response_format`, the replies that each allows, and the errors for other values."""
 
 from __future__ import annotations
 

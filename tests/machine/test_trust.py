@@ -1,4 +1,4 @@
-"""What another user may have written is not used: machine code, packs, costs, skipped layers. One line says why."""
+"""Files that another user may have written are not used: code, packs, costs, skipped layers. One line says why."""
 
 from __future__ import annotations
 

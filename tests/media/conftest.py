@@ -20,7 +20,7 @@ from ondevice_export.response_templates import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.conftest import MakePair, Once
 from tests.fixtures.tiny_models import SEEING
 from tests.media.towers import reference_model
-from tests.server.browsing import browser, open_page
+from tests.server.page.browsing import browser, open_page
 from tests.text.templates import GEMMA_4_SEEING
 from tests.text.tokenizers_made import gemma_seeing
 

@@ -1,4 +1,4 @@
-"""What is kept of encoded media, and how encoding ends early. Threads meet at events; nothing here waits for a time."""
+"""Encoded media are kept, and encoding can end early. Threads meet at events; nothing here waits for a time."""
 
 from __future__ import annotations
 

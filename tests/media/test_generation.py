@@ -93,7 +93,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nomad": {"lookup": LookupSettings("nomad", keys=32, window=64, learn=64)},
     "two threads": {"threads": 2},
 }
-"""Of the simd engine; lookups that choose among the keys of pictures already."""
+"""Options of the simd engine; lookups choose among the keys of pictures already."""
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -122,7 +122,7 @@ def test_a_draft_model_drafts_for_text_and_is_silent_after_a_picture(seeing: dic
 
 
 def test_ngrams_of_a_text_with_the_same_picture_twice(model: Model) -> None:
-    """What follows a repeated beginning of a picture cannot be drafted; the text around it can."""
+    """Rows behind a repeated beginning of a picture cannot be drafted; the text around it can."""
     prompt = [*asked(SQUARE), {"role": "assistant", "content": TEXT}, *asked(SQUARE)]
     plain = ids_after(model, prompt, drafter="none")
     assert ids_after(model, prompt, drafter="ngram", **CONSTANT) == plain

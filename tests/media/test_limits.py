@@ -1,4 +1,4 @@
-"""What media of strangers cost: headers are read without decoding, one piece is decoded at a time, sums are limited."""
+"""Limits of untrusted media: headers are read without decoding, one piece is decoded at a time, sums are limited."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lookup": {"lookup": LookupSettings("lookup", keys=64, window=256, learn=256)},
     "nomad of int8": {"kv_cache": "int8", "lookup": LookupSettings("nomad", keys=64, window=256, learn=256)},
 }
-"""Of the simd engine; lookups choose among some 8,000 keys, those of the picture too."""
+"""Options of the simd engine; lookups choose among some 8,000 keys, those of the picture too."""
 
 
 @pytest.fixture(scope="module", params=[*SETTINGS, pytest.param("ort", marks=pytest.mark.needs("onnxruntime"))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -468,13 +467,3 @@ def test_no_interrupt_leaves_a_model_busy(bundle: Path) -> None:
     assert free(model)
     assert model.generate(PROMPT, max_new_tokens=6).token_ids == expected
     model.close()
-
-
-def test_the_public_options_are_typed() -> None:
-    """The keywords that a type checker knows are the options that there are."""
-    from dataclasses import fields
-
-    from ondevice.options import GenerationKeywords, GenerationOptions
-
-    assert list(GenerationKeywords.__annotations__) == [field.name for field in fields(GenerationOptions)]
-    assert sys.version_info >= (3, 11)

@@ -42,7 +42,7 @@ DRAFTERS = ("mtp", "ngram", "medusa", "blockwise", "auto")
 SCHEDULES = (("constant", 1), ("constant", 7), ("heuristic", 4), ("auto", None))
 
 ATTENTIONS = ("int8", "lookup", "lookup-drafts", "nomad")
-"""Of the simd engine, besides exact attention over an fp16 cache."""
+"""Options of the simd engine, besides exact attention over an fp16 cache."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -167,7 +167,7 @@ def test_a_logits_processor_sees_the_draft_path(loaded: Callable[[str], Model]) 
 def test_suppressed_tokens_never_appear(
     loaded: Callable[[str], Model], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a checkpoint's generation_config.json names; with every drafter."""
+    """Sampling options that a checkpoint's generation_config.json names, with every drafter."""
     model = loaded("simd")
     options: dict[str, Any] = {"max_new_tokens": 32, "temperature": temperature, "seed": 3}
     suppressed = tuple(sorted(set(model.generate(LONG, **options).token_ids))[::2])

@@ -1,7 +1,8 @@
-"""What a caller or a bundle may ask of a generation, and what is refused in one line."""
+"""Options of a generation, from a caller or a bundle; others are refused in one line."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -168,4 +169,15 @@ def test_a_bundle_of_an_impossible_name(path: str) -> None:
 
 
 def test_keywords_and_options_have_the_same_names() -> None:
-    assert GenerationKeywords.__annotations__.keys() == GenerationOptions.__dataclass_fields__.keys()
+    names = {field.name for field in dataclasses.fields(GenerationOptions) if field.init}
+    assert GenerationKeywords.__annotations__.keys() == names
+
+
+def test_an_option_of_generations_is_none_of_prompts(tmp_path: Path) -> None:
+    other: Any = {"temperature": 0.0}
+    expected = r"unknown option 'temperature'.* There are tools, thinking, "
+    with load_toy(write_bundle(tmp_path)) as model:
+        with pytest.raises(UsageError, match=expected):
+            model.encode("text", **other)
+        with pytest.raises(UsageError, match=expected):
+            model.save_prefix("text", tmp_path / "prefix", **other)

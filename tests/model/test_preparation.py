@@ -142,7 +142,7 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
 def test_a_cancel_while_a_generation_begins_is_not_lost(
     reference_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a sampler needs may be compiled then, where nothing was prepared."""
+    """Kernels of a sampler may be compiled then, where nothing was prepared."""
     sampler = Sampler
 
     def slow(*words: Any, **named: Any) -> object:

@@ -156,7 +156,7 @@ def test_code_for_windows_runs_by_its_convention() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
 def test_code_for_every_platform_is_linked(system: str, machine: str) -> None:
-    """With the same bytes each time. What the references lead to on ARM, `tests/simd/test_arm_emulated.py` tests."""
+    """With the same bytes each time. `tests/simd/machines/test_arm_emulated.py` runs the linked code on ARM."""
     data = compiled(FUNCTIONS, block_triple(f"{system}-{machine}"))
     block = link(data, IMPORTED)
     assert set(block.functions) == {"constant", "calls", "fills", "address", "floats", "table", "pointer"}

@@ -59,7 +59,7 @@ def test_a_set_that_the_cpu_lacks_is_not_used(
     assert f"not using the kernels for {other}: this CPU lacks" in caplog.text
 
 
-# What LLVM may use.
+# Features that LLVM may use.
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 NAMES = {

@@ -1,3 +1,3 @@
-from tests.server.browsing import browser
+from tests.server.page.browsing import browser
 
 __all__ = ["browser"]

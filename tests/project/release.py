@@ -52,7 +52,7 @@ CODE_DIRECTORY = bytes.fromhex("fade0c02")
 
 
 def wheel_faults(path: Path) -> Iterator[str]:
-    """What is wrong with a wheel, one line each."""
+    """The faults of a wheel, one line each."""
     tag = path.name.removeprefix(f"ondevice_runtime-{__version__}-py3-none-").removesuffix(".whl")
     found = [name for name, platform in PLATFORMS.items() if platform.wheel == tag]
     if not found and tag != "any":
@@ -80,7 +80,7 @@ def wheel_faults(path: Path) -> Iterator[str]:
 
 
 def library_faults(content: bytes, name: str, platform: Platform) -> Iterator[str]:
-    """What is wrong with a kernel library of the platform `name`, one line each."""
+    """The faults of a kernel library of the platform `name`, one line each."""
     check = {".so": _linux_faults, ".dll": _windows_faults, ".dylib": _mac_faults}[platform.suffix]
     if not content.startswith({".so": b"\x7fELF", ".dll": b"MZ", ".dylib": b"\xcf\xfa\xed\xfe"}[platform.suffix]):
         yield f"it is no {platform.suffix}"

@@ -248,3 +248,22 @@ def test_the_command_line_sees_plain_data_of_the_tokens():
 def test_packages_are_imported_where_they_belong(package):
     found = [each for each in all_imports() if each.imported == package and not each.importer.startswith("export/")]
     assert [each for each in found if not each.importer.startswith(OUTSIDE[package])] == []
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a file: of the module, its classes and functions, and the strings behind its names."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value.strip()
+
+
+def test_docstrings_begin_with_their_subject():
+    """A sentence that begins with one of these words is a riddle for a reader who does not know the answer."""
+    riddles = {
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for folder in ("ondevice", "export", "tests", "benchmarks", "examples", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+        for text in docstrings(path)
+        if re.match(r"(What|Those|That|Of|Who|Whose|Nobody)\b", text)
+    }
+    assert riddles == set()

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md shows works as it stands there."""
+"""The examples of CONTRIBUTING.md work as they stand there."""
 
 import importlib.util
 import re

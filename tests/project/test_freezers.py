@@ -15,7 +15,7 @@ from ondevice.native.sets import PLATFORMS, best_set, native_platform
 pytestmark = pytest.mark.slow
 
 APART = ("onnxruntime", "matplotlib", "torch", "transformers", "PySide6", "av", "PIL", "soundfile", "llguidance")
-"""Of what is installed for the tests, an application has none of these: `simd` needs no ONNX Runtime."""
+"""Packages that are installed for the tests, of which an application has none: `simd` needs no ONNX Runtime."""
 
 
 @pytest.fixture(params=FREEZERS)

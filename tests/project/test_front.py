@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.server.browsing import PATIENCE_MS
+from tests.server.page.browsing import PATIENCE_MS
 
 pytestmark = pytest.mark.needs("clients", "rich")
 
@@ -27,7 +27,7 @@ img { max-width: 100% }
 
 
 def test_the_first_screens(browser, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """What it is, the recording and the figure are there, and every picture can be shown.
+    """The README says what the project is; the recording and the figure are there, and every picture can be shown.
 
     With --pictures, the picture of the documentation is written.
     """

@@ -1,4 +1,4 @@
-"""What the wheel puts into other people's site-packages."""
+"""The files that the wheel puts into other people's site-packages."""
 
 import email
 import zipfile

@@ -1,4 +1,4 @@
-"""What `import ondevice` offers, to a program, to a reader and to a type checker."""
+"""The names that `import ondevice` offers, to a program, to a reader and to a type checker."""
 
 import ast
 import copy

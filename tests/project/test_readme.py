@@ -1,4 +1,4 @@
-"""What a newcomer reads first, and the pages that it leads to."""
+"""The README, which a newcomer reads first, and the pages that it leads to."""
 
 import re
 from pathlib import Path

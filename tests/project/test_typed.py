@@ -1,4 +1,4 @@
-"""What a type checker makes of an installed wheel in somebody else's project."""
+"""Types of an installed wheel, as a type checker sees them in another project."""
 
 import re
 import subprocess
@@ -107,7 +107,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def complaints(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says, by file: one run for all."""
+    """The messages of mypy by file: one run for all."""
     project = tmp_path_factory.mktemp("project")
     (project / "program.py").write_text(PROGRAM)
     (project / "contributing.py").write_text(

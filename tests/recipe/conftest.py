@@ -1,4 +1,4 @@
-"""The recipe's files import each other by their plain names, as the directory of a script allows."""
+"""The recipe's files import each other from `models/recipe`, as the directory of a script allows."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +34,6 @@ def pair(tmp_path: Path) -> Path:
 @pytest.fixture
 def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine writes texts in this process: `test_owntext.py` starts others, which all import torch."""
-    owntext = import_module("owntext")
+    owntext = import_module("pair.owntext")
     monkeypatch.setattr(owntext, "writers", [])
     monkeypatch.setattr(owntext, "ProcessPoolExecutor", lambda mp_context, **given: ThreadPoolExecutor(1, **given))

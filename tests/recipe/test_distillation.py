@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from distillation import (
+from torch import Tensor
+from training.distillation import (
     HARD_SHARE,
     Aim,
     acceptance,
@@ -17,8 +18,7 @@ from distillation import (
     soft_gradients,
     soft_loss,
 )
-from precision import PRODUCTS
-from torch import Tensor
+from training.precision import PRODUCTS
 
 ROWS, WIDTH, VOCABULARY, CLUSTERS = 700, 32, 96, 8  # more rows than are computed together
 

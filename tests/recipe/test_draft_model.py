@@ -4,12 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-import draft_model
 import pytest
-import states
-import target
 import train_draft_model
-import workers
+from drafters import draft_model, states
+from pair import target
+from training import workers
 
 import ondevice
 from ondevice_export import export

@@ -1,11 +1,10 @@
 """A figure of the model card: the share of tokens that repeat in circles."""
 
-import drafter
 import evaluate
 import pytest
-import target
 import torch
 from evaluate import Pair, is_loop, loops
+from pair import drafter, target
 from tokenizers import Tokenizer, models
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import states
 import torch
 import train_heads
-from heads import Heads, Shape
-from states import FrozenTarget
+from drafters import states
+from drafters.heads import Heads, Shape
+from drafters.states import FrozenTarget
 
 from ondevice.bundle import Bundle
 from ondevice_export import export

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import owntext
 import pytest
 import torch
-from dataset import Blocks
+from pair import owntext
+from text.dataset import Blocks
 from transformers import Gemma4ForCausalLM
 
 from tests.fixtures.tiny_models import VOCAB

@@ -6,18 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lessons
 import numpy as np
 import pytest
-import rounds
 import torch
 import train_drafter
-from lessons import Lessons, shard_file, write_lessons
-from replies import Written, read_replies
-from rounds import accepted_runs, make_block, posterior_noise, rounds_of
+from drafters import lessons, rounds
+from drafters.lessons import Lessons, shard_file, write_lessons
+from drafters.replies import Written, read_replies
+from drafters.rounds import accepted_runs, make_block, posterior_noise, rounds_of
+from drafters.states import FrozenTarget
+from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
 from safetensors.torch import load_file
-from states import FrozenTarget
-from target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
 from tests.fixtures.tiny_families import save_family
@@ -167,7 +166,7 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
 
 def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LENGTH", 96)
-    monkeypatch.setattr("run.SAVE_SECONDS", 0)
+    monkeypatch.setattr("training.run.SAVE_SECONDS", 0)
     for name, value in {"ROUNDS": 16, "STEP_BLOCKS": 2, "SAMPLED": 64, "ALWAYS": 8, "SAMPLE": 4}.items():
         monkeypatch.setattr(train_drafter, name, value)
     monkeypatch.setattr(train_drafter.DrafterRun, "step_tokens", 32)

@@ -5,13 +5,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import chats
-import corpus
-import packages
 import pytest
-import tokenizer as recipe_tokenizer
-from dataset import chat_ids, prompt_ids, source_ids
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from text import chats, corpus, packages
+from text import tokenizer as recipe_tokenizer
+from text.dataset import chat_ids, prompt_ids, source_ids
 from tokenizers import Tokenizer
 
 SOURCE = '''\

@@ -4,21 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import draft_model
 import numpy as np
 import pytest
-import target
 import torch
-from attention import causal_masks
-from checkpoint import earlier, keep_start, save_drafter, save_target
-from drafter import first_drafter, new_drafter
-from forward import head_gradients, hidden_states, places
-from muon import Muon
-from run import Run, spent_budget
-from schedule import DECAY, Budget
-from tokenizer import VOCABULARY
+from drafters import draft_model
+from pair import target
+from pair.attention import causal_masks
+from pair.checkpoint import earlier, keep_start, save_drafter, save_target
+from pair.drafter import first_drafter, new_drafter
+from pair.forward import head_gradients, hidden_states, places
+from text.tokenizer import VOCABULARY
 from torch import nn
 from torch.nn import functional
+from training.muon import Muon
+from training.run import Run, spent_budget
+from training.schedule import DECAY, Budget
 from transformers import Gemma4ForCausalLM
 
 LENGTH = 512  # twice the window
@@ -114,7 +114,7 @@ class TinyRun(Run):
 
 
 def test_a_resumed_run_is_the_run_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("run.SAVE_SECONDS", -1)  # after every step
+    monkeypatch.setattr("training.run.SAVE_SECONDS", -1)  # after every step
     whole = TinyRun(tmp_path / "whole.pt", Budget(400))
     whole.train()
     broken = TinyRun(tmp_path / "broken.pt", Budget(400))

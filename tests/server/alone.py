@@ -25,7 +25,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Health(NamedTuple):
-    """What the second process saw.
+    """The observations of the second process.
 
     asked : number of requests for the server's health
     longest_s : time until the latest answer
@@ -50,7 +50,7 @@ class Alone(Client):
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error since its start."""
+        """Its standard error since its start."""
         return self._errors.read_text("utf-8")
 
     def memory(self, name: str) -> int:

@@ -12,7 +12,7 @@ from ondevice.engines.protocol import Rows
 from tests.fixtures.chat_bundle import Script, write_chat_bundle
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
-from tests.server.browsing import browser, open_page, relay
+from tests.server.page.browsing import browser, open_page, relay
 from tests.server.served import PATIENCE_S, Served, serving
 
 __all__ = ["browser", "open_page", "relay"]
@@ -53,7 +53,7 @@ def chatting_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def chatting(chatting_model: tuple[Path, Model]) -> Iterator[Served]:
-    """That bundle, served. Its texts are noise."""
+    """A server of that bundle. Its texts are noise."""
     bundle, model = chatting_model
     with serving(bundle, lambda: model) as served:
         yield served

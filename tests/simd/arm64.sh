@@ -2,7 +2,7 @@
 # Set up what runs 64-bit ARM code on this x86-64 Debian or Ubuntu: qemu, a Python and the packages of the simd engine,
 # in the versions of the Python that runs the tests: PYTHON, or else python3. Nothing is installed; remove the directory
 # to undo it. Afterwards:
-#     ONDEVICE_ARM64=DIRECTORY python -m pytest tests/simd/test_arm_emulated.py
+#     ONDEVICE_ARM64=DIRECTORY python -m pytest tests/simd/machines/test_arm_emulated.py
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: [PYTHON=...] $0 DIRECTORY" >&2; exit 2; }
 python="$(command -v "${PYTHON:-python3}")" || { echo "$0: no ${PYTHON:-python3} here" >&2; exit 2; }

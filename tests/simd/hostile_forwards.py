@@ -52,7 +52,7 @@ BUNDLES: dict[str, Mapping[str, Change]] = {
 """Names of hostile bundles -> their changed tensors. A bundle without such a tensor is left as it is."""
 
 SESSIONS = ("nan", "inf", "-inf", "3e38", "denormal", "equal", *MIXTURES, "random")
-"""What the rows of hostile session files hold."""
+"""The contents of rows in hostile session files."""
 
 NO_NUMBERS = ("k_norm of 3e38", "norms of 3e38", "layer scalars of 3e38", "scales of infinity in a table", "nan", "inf")
 """Names of BUNDLES and kinds of SESSIONS with which no logit can be a number, if activations have scales of their own:

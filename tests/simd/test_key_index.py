@@ -14,7 +14,7 @@ from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.forwards import drafted, extend, run
-from tests.simd.memory import cache_of, numbers_of
+from tests.simd.kernels.memory import cache_of, numbers_of
 
 SETTINGS = LookupSettings(keys=32, window=64, learn=64)
 IDS = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 20).tolist()

@@ -61,7 +61,7 @@ def read_audio(
     The arguments are those of `read_vision`.
 
     Returns:
-        The configuration; None if there is no tower, or one that bundles cannot have yet, which `note` is told.
+        The configuration; None if there is no tower, or one that bundles cannot have yet, for which `note` is called.
 
     Raises:
         CheckpointError: the configuration is damaged or not supported, a tensor is missing or has a wrong shape, or

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ondevice.cli.batch.requests import Request
-from ondevice.cli.reply_view import content
+from ondevice.cli.terminal.reply_view import content
 from ondevice.errors import OndeviceError, UsageError
 from ondevice.generation import Reply, Step
 

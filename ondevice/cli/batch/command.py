@@ -20,7 +20,7 @@ from ondevice.cli.options import (
     generation_options,
     load_model,
 )
-from ondevice.cli.progress import ProgressBar, cancel_on_interrupt, ending_by_exception
+from ondevice.cli.terminal.progress import ProgressBar, cancel_on_interrupt, ending_by_exception
 from ondevice.errors import UsageError
 
 if TYPE_CHECKING:

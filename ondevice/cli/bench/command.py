@@ -16,8 +16,8 @@ from ondevice.cli.bench.measure import SCHEDULES, load_variant
 from ondevice.cli.bench.speed import SpeedTest, cases_of, run_cases
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import add_count, add_model_arguments, drafter
-from ondevice.cli.progress import ProgressBar
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts
+from ondevice.cli.terminal.progress import ProgressBar
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 

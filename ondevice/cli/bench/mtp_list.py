@@ -25,8 +25,8 @@ from ondevice.cli.bench.measure import (
 )
 from ondevice.cli.bench.tables import acceptance_text, footer, setup, table
 from ondevice.cli.main import FAILED
-from ondevice.cli.progress import ProgressBar
 from ondevice.cli.prompts import fitting_prompts
+from ondevice.cli.terminal.progress import ProgressBar
 from ondevice.generate.drafters import registry
 from ondevice.generate.stats import DraftCounts
 

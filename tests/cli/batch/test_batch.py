@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import ondevice
-from ondevice.cli import progress
 from ondevice.cli.batch.command import BatchBar
 from ondevice.cli.batch.workers import ModelThreads
+from ondevice.cli.terminal import progress
 from tests.cli.conftest import Terminal
 from tests.conftest import ROOT
 from tests.fixtures.model_made import load_toy

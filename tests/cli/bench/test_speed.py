@@ -63,7 +63,7 @@ def test_every_test_runs_at_every_depth_with_every_drafter(run, bundle):
 
 
 def test_a_depth_is_in_the_cache_and_is_not_timed(run, bundle, toy, monkeypatch):
-    """Of 40 + 16 tokens a test `pp16 @ d40` reads 16, and `tg8 @ d40` one."""
+    """From 40 + 16 tokens a test `pp16 @ d40` reads 16, and `tg8 @ d40` one."""
     read = []
     real = speed._Bench._sample
 

@@ -116,7 +116,7 @@ def test_the_default_keeps_every_weight(
 
 
 def test_products_of_scales_are_rounded_to_fp16(llama: tuple[Path, Any], tmp_path: Path) -> None:
-    """Those of IQ4_XS have up to 16 bits; codes are kept."""
+    """Scales of IQ4_XS have up to 16 bits; codes are kept."""
     bundle = Bundle.open(export(_file(llama, Kind.IQ4_XS), tmp_path / "bundle"))
     for name in ("layers.1.mlp.up_proj", "embed_tokens"):
         tensor, weights = _stored(bundle, f"{name}.weight")

@@ -640,9 +640,6 @@ GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE, STEPS2, STEPS4, STEPS8, PLAIN =
 of GROUPS4_AFFINE have a minimum per block, codes of GROUPS4_TABLE are looked up. PLAIN multiplies float32 rows with
 weights of any width."""
 
-IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE)
-"""The kinds whose weights have a scale for every 32."""
-
 PAIRED_BYTES = 56
 """Most bytes of a row's quantised block: see `activations.ROW_BYTES`."""
 

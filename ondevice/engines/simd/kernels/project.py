@@ -348,6 +348,7 @@ def float_product_of(
     builder: Any, rows: int, bits: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
 ) -> None:
     """`float_product` for weights of any width in FLOAT_BITS: a switch over the bits at run time."""
+    # Not by `emit_cases`, whose last case takes all other values: it would read a narrower weight beyond its tile.
     emit = inspect.unwrap(float_product)
     after = builder.append_basic_block("after")
     switch = builder.switch(bits, after)

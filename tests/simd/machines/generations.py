@@ -1,0 +1,40 @@
+"""Prints the token ids of a bundle's replies with every drafter, to compare processes.
+
+python -m tests.simd.machines.generations BUNDLE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import get_args
+
+import ondevice
+from ondevice.engines.protocol import KVCacheType
+
+DRAFTERS = ("none", "mtp", "ngram", "medusa", "blockwise", "early-exit", "auto")
+PROMPT = [5, 9, 12, 7, 5, 9, 12, 8, 5, 9]
+"""A repetitive prompt, so that the n-gram drafter finds matches."""
+
+DRAFTS = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+"""A constant draft length: the default schedule would stop drafting for tiny and for emulated models."""
+
+
+def replies(bundle: Path) -> dict[str, list[int]]:
+    """The token ids of replies, by cache type, temperature and drafter."""
+    found = {}
+    for kind in get_args(KVCacheType):
+        with ondevice.load(bundle, engine="simd", threads=2, kv_cache=kind) as model:
+            for temperature in (0.0, 0.9):
+                for drafter in DRAFTERS:
+                    options = {"drafter": drafter, "temperature": temperature, "seed": 11, "max_new_tokens": 24}
+                    options |= {} if drafter == "none" else DRAFTS
+                    model.forget()
+                    reply = model.generate(PROMPT, **options)  # type: ignore[arg-type]
+                    found[f"{kind} {temperature} {drafter}"] = list(reply.token_ids)
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(replies(Path(sys.argv[1]))))
