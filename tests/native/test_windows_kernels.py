@@ -53,7 +53,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bits_of_linux(reference_bundle: Path) -> str:
-    """The digest of this process. `tests/simd/machines/test_instruction_sets.py` tests that all sets have it on Linux."""
+    """The digest of this process, which all sets have on Linux: `tests/simd/machines/test_instruction_sets.py`."""
     return digest(Bundle.open(reference_bundle))
 
 
