@@ -7,7 +7,9 @@ that directory, for tests.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import struct
@@ -206,6 +208,25 @@ def memory_warning(weight_bytes: int, root: Path = Path("/")) -> str | None:
 
 
 # Limits of Linux control groups (containers), versions 1 and 2.
+
+
+HUGE = 4 << 20
+"""Bytes from which memory asks for huge pages, as numpy's arrays do."""
+
+
+def private_memory(size: int) -> mmap.mmap:
+    """Zeroed memory in pages of its own, which return to the system with the last array in them; a fork has copies.
+
+    On Linux in huge pages, where the system has them: with pages of 4 KiB, address translation costs a tenth of the
+    speed of reading.
+    """
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def processor_quota(root: Path = Path("/")) -> float | None:

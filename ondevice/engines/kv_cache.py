@@ -7,9 +7,6 @@ engine's choice (`Units`, and the dtype that it passes); `attention_mask` says w
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +18,7 @@ from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import Target
 from ondevice.engines.protocol import Mask, TokenTree
+from ondevice.machine import private_memory
 
 SLACK = 256
 """Rows that a sliding cache keeps beyond its window: how far a rewind may go without a snapshot."""
@@ -243,9 +241,6 @@ class KVCache:
 LINE = 64
 """Bytes of a cache line. Every layer's buffer begins on one: vectors would straddle lines otherwise."""
 
-HUGE = 4 << 20
-"""Bytes from which a mapping asks for huge pages, as numpy's arrays do."""
-
 
 def mapped(types: Mapping[int, np.dtype[Any]], units: Mapping[int, int]) -> dict[int, NDArray[Any]]:
     """Zeroed buffers [2, units] of some layers, in pages of their own that return to the system with the last of them.
@@ -260,14 +255,7 @@ def mapped(types: Mapping[int, np.dtype[Any]], units: Mapping[int, int]) -> dict
     """
     sizes = {layer: -(-2 * units[layer] * unit.itemsize // LINE) * LINE for layer, unit in types.items()}
     total = max(sum(sizes.values()), 1)
-    if sys.platform == "win32":
-        pages = mmap.mmap(-1, total)
-    else:
-        # not shared, or a forked process would write to the same caches
-        pages = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if total >= HUGE and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)
+    pages = private_memory(total)
     buffers, offset = {}, 0
     for layer, unit in types.items():
         buffers[layer] = np.ndarray((2, units[layer]), unit, pages, offset)

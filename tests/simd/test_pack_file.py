@@ -37,6 +37,7 @@ def cache(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     layout.write(np.zeros(layout.size, np.uint8), 1)  # loads the kernels, which the test's own directory does not have
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pack_file, "SMALL", 0)
+    monkeypatch.setattr(pack_file, "READ", 0)
     return tmp_path / "cache"
 
 
@@ -112,6 +113,35 @@ def test_a_pack_is_written_once_and_mapped_afterwards(cache: Path) -> None:
     np.testing.assert_array_equal(made, found)
     assert isinstance(found, np.memmap)
     assert [path] == list(cache.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems map it")
+def test_linux_reads_a_pack_of_medium_size(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_file, "READ", layout_of().size)
+    made, found = open_pack(layout_of(), FakeFiles(), 1), open_pack(layout_of(), Trusted(), 1)
+    (path,) = cache.iterdir()
+    for pack in (made, found):
+        assert not isinstance(pack, np.memmap)
+        np.testing.assert_array_equal(pack, np.fromfile(path, np.uint8))
+    path.chmod(0o600)
+    os.truncate(path, PAGE)
+    assert not was_truncated(found)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_map_a_pack_of_medium_size(cache: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(pack_file, "READ", layout_of().size)
+    open_pack(layout_of(), FakeFiles(), 1)
+    monkeypatch.setattr(pack_file, "sys", SimpleNamespace(platform=platform))
+    assert isinstance(open_pack(layout_of(), Trusted(), 1), np.memmap)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems map it")
+def test_a_pack_that_cannot_be_read_is_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_pack(layout_of(), FakeFiles(), 1)
+    monkeypatch.setattr(pack_file, "READ", layout_of().size)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError()))
+    assert isinstance(open_pack(layout_of(), Trusted(), 1), np.memmap)
 
 
 def test_another_content_or_layout_has_another_pack(cache: Path) -> None:
@@ -250,7 +280,7 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd import pack_cache, pack_file
 from ondevice.errors import BundleCorruptError
 
-pack_file.SMALL = 0
+pack_file.SMALL = pack_file.READ = 0
 pack_file.cache_directory = pack_cache.cache_directory = lambda: Path(sys.argv[2])
 for _ in range(2):
     engine = SimdEngine(Bundle.open(sys.argv[1]), threads=1)

@@ -5,7 +5,6 @@ The kernels that it times are in `kernels.roofline`.
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
 import time
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ondevice import machine
 from ondevice.engines.simd.kernels.contract import CHAINS, dots, instruction_set, read
@@ -54,7 +52,7 @@ class RooflineMeasurement:
     def __init__(self, threads: int) -> None:
         self._pools = [ThreadPoolExecutor(1) for _ in range(threads)]
         self._share = readable_bytes(threads, machine.available_bytes()) // threads // 256 * 256
-        self._data = _large_pages(threads * self._share)
+        self._data = np.frombuffer(machine.private_memory(threads * self._share), np.uint8)
         self._out = np.zeros((threads, 16), np.int32)
         self._readings: list[Roofline] = []
 
@@ -104,11 +102,3 @@ class RooflineMeasurement:
 def readable_bytes(threads: int, available: int) -> int:
     """Bytes of the buffer for so many threads: at most a quarter of the `available` memory, at least MIN_BYTES."""
     return max(MIN_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
-
-
-def _large_pages(size: int) -> NDArray[np.uint8]:
-    """Memory on large pages if the system has them. With 4 KiB pages, address translation costs a tenth."""
-    room = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, np.uint8)
