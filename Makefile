@@ -12,7 +12,7 @@ help:
 	@echo "make check   what takes under a minute: ruff, mypy, and the tests of imports, names and public interfaces"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
-	@echo "make frozen  freeze the desktop example with PyInstaller, and start it twice"
+	@echo "make frozen  freeze the desktop example with PyInstaller and cx_Freeze, and start it twice"
 	@echo "make fuzz    damaged bundles, hostile numbers, checkpoints, media, options and requests for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages of docs/ as a site, in build/site; fails if a link leads nowhere"
@@ -54,7 +54,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 frozen: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/project/test_pyinstaller.py
+	$(BIN)/python -m pytest -m slow tests/project/test_freezers.py
 
 SECONDS ?= 60
 

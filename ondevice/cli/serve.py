@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=int,
         default=8642,
-        help="port to listen on (default: %(default)s); 0 takes a free one and prints it as JSON on standard output",
+        help="port to listen on (default: %(default)s); 0 takes a free one",
     )
     group.add_argument("--api-key", metavar="KEY", help="key that clients must send; visible in lists of processes")
     group.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the key")
@@ -109,9 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print(
             "ondevice: anyone who reaches this machine can use it: set a key with --api-key-file FILE", file=sys.stderr
         )
-    if args.port == 0:
-        address = {"url": server.url, "host": server.host, "port": server.port, "pid": os.getpid()}
-        print(json.dumps(address), flush=True)
+    address = {"url": server.url, "host": server.host, "port": server.port, "pid": os.getpid()}
+    print(json.dumps(address), flush=True)  # for a program that started it: the port is open, and which one it is
     if args.exit_with_parent:
         threading.Thread(target=_stop_with_input, args=[server], name="ondevice-parent", daemon=True).start()
     return INTERRUPTED if server.run() == signal.SIGINT else 0

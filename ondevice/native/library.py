@@ -230,7 +230,7 @@ def _check(file: Path) -> dict[str, Any]:
         version, built_from, platform, name, digest = (about[key] for key in _FIELDS)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file.with_suffix('.json').name} is damaged") from error
-    if version != ondevice.__version__ or not (_is_archived() or _are_ours(built_from)):
+    if version != ondevice.__version__ or not (_has_no_sources() or _are_ours(built_from)):
         raise ValueError("they were built from other sources")
     if platform != native_platform():
         raise ValueError(f"they are for {platform}, and this is {native_platform()}")
@@ -284,9 +284,11 @@ def _modules() -> Iterator[str]:
     yield from (name for name in SOURCES if has_exporter or not name.startswith("ondevice_export"))
 
 
-def _is_archived() -> bool:
-    """Whether the sources lie in an archive or an executable, where nobody edits them: only their bytecode is there."""
-    return not Path(__file__).exists()
+def _has_no_sources() -> bool:
+    """Whether only bytecode is here, in an archive or an executable (PyInstaller) or in files (cx_Freeze): nobody edits
+    it, and its hashes are not those of the sources.
+    """
+    return Path(__file__).suffix != ".py" or not Path(__file__).exists()
 
 
 def _content(spec: Any, name: str) -> Iterator[bytes]:

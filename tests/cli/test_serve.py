@@ -1,6 +1,7 @@
 """`ondevice serve`: mistakes that are found before the model is loaded. `tests/server` tests the server."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def test_a_port_that_is_taken(run, bundle):
         code, _, err = run("serve", bundle, "--port", port)
     assert code == 2
     assert f"cannot listen at 127.0.0.1, port {port} (address already in use" in err
+
+
+def test_the_address_is_a_line_of_json_for_every_port(run, bundle, monkeypatch):
+    monkeypatch.setattr(Server, "run", lambda server: None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for asked in (port, 0):
+        _, out, _ = run("serve", bundle, "--port", asked)
+        address = json.loads(out)
+        assert address["url"] == f"http://127.0.0.1:{address['port']}"
+        assert asked in (0, address["port"])
+        assert address["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])

@@ -133,6 +133,17 @@ def test_a_library_may_have_more_than_is_installed_here(made: Callable[..., Path
     assert library._check(made(sources={**library.sources(), "ondevice_elsewhere.kernels": "0"}))["sha256"]
 
 
+@pytest.mark.parametrize("name", ["library.pyc", "absent.py"])
+def test_an_application_without_sources_loads_what_it_brings(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = made(sources=dict.fromkeys(library.sources(), "0"))
+    with pytest.raises(ValueError, match="other sources"):
+        library._check(file)
+    monkeypatch.setattr(library, "__file__", str(file.with_name(name)))
+    assert library._check(file)["sha256"]
+
+
 def test_arrays_of_another_kind_are_refused(kernels: None) -> None:
     scores, tokens, values = np.zeros(8, np.float32), np.zeros(2, np.intp), np.zeros(2)
     assert argmax_row(scores, IN_ORDER, tokens, values) == 2

@@ -1,4 +1,4 @@
-"""The kernels of the Windows wheel, executed under Wine: Linux's bits, for the fastest set that this CPU has.
+"""The kernels of the Windows wheel, executed under Wine: Linux's bits, for every instruction set that this CPU has.
 
 Wine comes from the distribution (`apt-get install wine64`); without it, these tests say that they skip. The library of
 a set takes a minute to build, unless `python -m ondevice.native.shipping --platform windows-x86_64` has built it.
@@ -24,7 +24,6 @@ from tests.simd.outputs import digest
 
 NAME = "windows-x86_64"
 SETS_HERE = [name for name in PLATFORMS[NAME].sets if SETS[name].needed <= native_features()]
-"""Slower ones first. `windows_run` runs any of them by hand."""
 
 ATTEMPTS = 3
 """Wine may have used an address that a call needs; another process has other addresses."""
@@ -47,18 +46,24 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for libraries that have to be built."""
     return tmp_path_factory.mktemp("kernels")
 
 
+@pytest.fixture(scope="module")
+def bits_of_linux(reference_bundle: Path) -> str:
+    """The digest of this process, which all sets have on Linux: `tests/simd/machines/test_instruction_sets.py`."""
+    return digest(Bundle.open(reference_bundle))
+
+
+@pytest.mark.parametrize("name", SETS_HERE)
 def test_a_windows_library_computes_the_bits_of_linux(
-    program: Path, kernels: Path, reference_bundle: Path, tmp_path: Path
+    name: str, program: Path, libraries: Path, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
 ) -> None:
-    name = SETS_HERE[-1]
     dll = SHIPPED / NAME / f"{name}.dll"
     if not _is_current(dll):
-        dll = shipping.ship(name, NAME, kernels)
+        dll = shipping.ship(name, NAME, libraries)
     environment = {**os.environ, CHOICE: name, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
     command = [sys.executable, "-m", "tests.native.windows_run", str(dll), str(program), str(reference_bundle)]
     for _ in range(ATTEMPTS):
@@ -68,7 +73,7 @@ def test_a_windows_library_computes_the_bits_of_linux(
     assert (ended.returncode, ended.stderr) == (0, "")
     found, calls = ended.stdout.split()
     assert int(calls) > 50
-    assert found == digest(Bundle.open(reference_bundle))
+    assert found == bits_of_linux
 
 
 def _is_current(dll: Path) -> bool:

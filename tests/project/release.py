@@ -30,7 +30,13 @@ ENTRY = "ondevice_run"
 LINUX_FUNCTIONS = {"memcpy", "memmove", "memset", "usleep"}
 """Functions of the C library that a library on Linux may need, besides those that begin with `_`."""
 
+MATH_FUNCTIONS = {"fmaf", "rintf"}
+"""Functions of libm that the set `generic` may need, for which its CPUs have no instruction."""
+
 LINUX_LIBRARIES = {"libc.so.6", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+
+MAC_FUNCTIONS = {"bzero", "dyld_stub_binder", "memcpy", "memmove", "memset", "memset_pattern16", "usleep"}
+"""Functions that a library on macOS may need."""
 
 MAC_LIBRARY = "/usr/lib/libSystem.B.dylib"
 MAC_VERSION = 11
@@ -94,7 +100,8 @@ def _linux_faults(content: bytes, machine: str) -> Iterator[str]:
     yield from (f"it needs {each}" for each in needed if each not in LINUX_LIBRARIES)
     functions = [symbol for symbol in symbols.iter_symbols() if symbol.name]
     undefined = {each.name for each in functions if each["st_shndx"] == "SHN_UNDEF" and not each.name.startswith("_")}
-    yield from (f"it needs the function {each}" for each in sorted(undefined - LINUX_FUNCTIONS))
+    available = LINUX_FUNCTIONS | (MATH_FUNCTIONS if "libm.so.6" in needed else set())
+    yield from (f"it needs the function {each}" for each in sorted(undefined - available))
     yield from _entry_missing({each.name for each in functions if each["st_shndx"] != "SHN_UNDEF"})
 
 
@@ -120,7 +127,10 @@ def _mac_faults(content: bytes, machine: str) -> Iterator[str]:
         file = Path(directory, "library")
         file.write_bytes(content)
         binary = MachO(str(file))
-        symbols = {name.decode() for _, name in SymbolTable(binary).extdefsyms}
+        symbols = SymbolTable(binary)
+    exported, undefined = (
+        {name.decode().removeprefix("_") for _, name in each} for each in (symbols.extdefsyms, symbols.undefsyms)
+    )
     [header] = binary.headers
     if header.header.cputype != ARM64:
         yield f"it is for the machine {header.header.cputype:#x}"
@@ -134,7 +144,8 @@ def _mac_faults(content: bytes, machine: str) -> Iterator[str]:
     start = signature.find(CODE_DIRECTORY)
     if start < 0 or not int.from_bytes(signature[start + 12 : start + 16], "big") & AD_HOC:
         yield "it has no ad hoc signature"
-    yield from _entry_missing({name.removeprefix("_") for name in symbols})
+    yield from (f"it needs the function {each}" for each in sorted(undefined - MAC_FUNCTIONS))
+    yield from _entry_missing(exported)
 
 
 def _entry_missing(exported: set[str]) -> Iterator[str]:

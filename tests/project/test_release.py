@@ -73,8 +73,16 @@ def test_a_library_of_another_machine_fails(linked):
     assert [*release.library_faults(content, "windows-x86_64", PLATFORMS["windows-x86_64"])] == ["it is no .dll"]
 
 
-def test_a_function_that_is_not_everywhere_fails(linked):
-    assert library_faults(linked, "linux-x86_64", extra="(long long)strerror(1)") == ["it needs the function strerror"]
+@pytest.mark.parametrize("name", ["linux-x86_64", "macos-aarch64"])
+def test_a_function_that_is_not_everywhere_fails(linked, name):
+    assert library_faults(linked, name, extra="(long long)strerror(1)") == ["it needs the function strerror"]
+
+
+def test_a_library_for_a_cpu_without_multiply_add_may_call_libm(linked):
+    content = linked("linux-x86_64", extra="(long long)__builtin_fmaf((float)n, 3.0f, 1.0f)")
+    assert b"fmaf" in content
+    assert b"libm.so.6" in content
+    assert [*release.library_faults(content, "linux-x86_64", PLATFORMS["linux-x86_64"])] == []
 
 
 @pytest.fixture

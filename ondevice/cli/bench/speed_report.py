@@ -29,7 +29,7 @@ COMMON = ("model", "size", "params", "backend", "threads")
 """llama-bench's columns that are the same in all rows of a model."""
 
 OWN = ("tok/rd", "accepted", "first ms", "RSS MB", "J/tok")
-"""The columns that llama-bench does not have."""
+"""The columns that llama-bench does not have; one that no row has a figure for, such as the energy, is left out."""
 
 
 class ModelFacts(NamedTuple):
@@ -132,19 +132,29 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 
 def _wide(results: Sequence[Result]) -> str:
     """One table with all columns, llama-bench's first."""
-    return table([*COMMON, "test", "t/s", *OWN], [[*facts.cells, *_test_cells(row)] for facts, row in results], LEFT)
+    titles, cells = _test_columns([row for _, row in results])
+    models = [facts.cells for facts, _ in results]
+    return table([*COMMON, *titles], [[*model, *line] for model, line in zip(models, cells, strict=True)], LEFT)
 
 
 def _tables(results: Sequence[Result]) -> Iterator[str]:
     """For every model a table of what it is, and one of its tests, cut to 80 columns."""
     for facts, group in groupby(results, lambda result: result[0]):
-        cells = [_test_cells(row) for _, row in group]
+        titles, cells = _test_columns([row for _, row in group])
         yield table(COMMON, [facts.cells], LEFT)
-        yield cut_table(["test", "t/s", *OWN], cells, LEFT, key=1, wide=False)
+        yield cut_table(titles, cells, LEFT, key=1, wide=False)
+
+
+def _test_columns(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of the columns from the test's name on that have a figure."""
+    titles = ("test", "t/s", *OWN)
+    cells = [_test_cells(row) for row in rows]
+    filled = [column for column in range(len(titles)) if any(line[column] for line in cells)]
+    return [titles[column] for column in filled], [[line[column] for column in filled] for line in cells]
 
 
 def _test_cells(row: SpeedRow) -> list[str]:
-    """The cells from the test's name on."""
+    """The cells of `_test_columns`; a figure that is unknown is empty."""
     return [
         row.case.name,
         f"{row.speed:.2f} ± {row.deviation:.2f}",

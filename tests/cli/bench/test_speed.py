@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from ondevice.cli.bench import speed
 from ondevice.cli.bench.energy import energy_counters, joules_between, read_counters
 from ondevice.cli.bench.measure import PLAIN, Configuration
 from ondevice.cli.bench.speed import SpeedCase, SpeedRow, SpeedSample, SpeedTest, cases_of, text_ids
+from ondevice.cli.bench.speed_report import COMMON
 from ondevice.generate.stats import Round, Stats
 from tests.fixtures.model_made import BOS, EOS, load_toy, write_bundle
 
@@ -108,11 +110,26 @@ def test_markdown_has_llama_benchs_columns_first_and_fits(run, bundle, tmp_path)
     assert "ondevice 0" in foot
 
 
-def test_the_wide_table_has_all_columns(run, bundle):
-    _, out, _ = run("bench", bundle, "-p", 8, "-n", 4, "-r", 1, "--wide")
-    titles = [title.strip() for title in out.splitlines()[0].split("|")[1:-1]]
-    assert titles[:7] == ["model", "size", "params", "backend", "threads", "test", "t/s"]
-    assert titles[7:] == ["tok/rd", "accepted", "first ms", "RSS MB", "J/tok"]
+@pytest.mark.parametrize("joules", [4.0, None])
+def test_the_wide_table_has_all_columns_that_have_a_figure(run, bundle, monkeypatch, joules):
+    monkeypatch.setattr(speed, "joules_between", lambda *_: joules)
+    energy = [] if joules is None else ["J/tok"]
+    drafted = ["tok/rd", "accepted", "first ms", "RSS MB", *energy]
+    assert all_titles(run, bundle, "--accept", 0.6, "--wide") == [*COMMON, "test", "t/s", *drafted]
+    assert all_titles(run, bundle, "-n", 0, "--wide") == [*COMMON, "test", "t/s", "first ms", "RSS MB", *energy]
+    assert ("J/tok" in all_titles(run, bundle)) == bool(energy)
+
+
+def all_titles(run, bundle, *words):
+    """Titles of all tables of a measurement."""
+    _, out, _ = run("bench", bundle, "-p", 8, "-n", 4, "-r", 1, "--drafters", "none", *words)
+    lines = out.splitlines()
+    return [
+        title.strip()
+        for line, below in itertools.pairwise(lines)
+        if below.startswith("| --")
+        for title in line.split("|")[1:-1]
+    ]
 
 
 def test_all_forms_have_the_same_rows(run, bundle):
