@@ -286,10 +286,9 @@ def unpack(
         offset: bytes from the start of a 64-byte vector to the part of these output rows.
         lines: the 64-byte vectors that are unpacked, in two vectors each of 4 bits, one of 8; None for all.
     """
-    kind, found = ir.VectorType(I8, 4 * isa.lanes), list[Any]()
-    for line in lines or range(form.bits):
-        found += _UNPACK[form](builder, isa, read(builder, pointer, kind, offset + 4 * TILE * line))
-    return found
+    kind = ir.VectorType(I8, 4 * isa.lanes)
+    packed = [read(builder, pointer, kind, offset + 4 * TILE * line) for line in lines or range(form.bits)]
+    return [codes for line in packed for codes in _UNPACK[form](builder, isa, line)]
 
 
 UNPACK_SPLIT = {2: split_int2_codes, 4: split_int4_codes, 8: split_int8_codes}

@@ -45,7 +45,15 @@ from ondevice.engines.simd.kernels.activations import (
     SHIFT,
     START,
 )
-from ondevice.engines.simd.kernels.contract import BLOCK, PAIRED_BYTES, PRODUCTS, TILE, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract import (
+    BLOCK,
+    LINE,
+    PAIRED_BYTES,
+    PRODUCTS,
+    TILE,
+    InstructionSet,
+    instruction_set,
+)
 from ondevice.engines.simd.kernels.formats import UNPACK_SPLIT, most_ways, paired_codes, unpack
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,
@@ -163,8 +171,13 @@ class _Tile:
 
     @property
     def by_line(self) -> bool:
-        """Whether a block's cache lines are multiplied one after the other, each with all rows: see `_dots_by_line`."""
-        return self.isa.lanes == TILE
+        """Whether a block's cache lines are multiplied one after the other, each with all rows: see `_dots_by_line`.
+
+        x86 without AVX-512 has registers for the sums and products of 4 rows: with AVX-VNNI 1, 4 and 5 rows took 0.84,
+        1.02 and 1.03 of the time, with AVX2 0.86, 0.96 and 0.97 (Intel Xeon). ARM adds products of all lines in 16
+        bits, or several vectors of rows share the loads of activations.
+        """
+        return not self.isa.by_lane and (self.isa.lanes == TILE or self.rows <= 4)
 
     @property
     def row_bytes(self) -> int:
@@ -186,11 +199,14 @@ class _Tile:
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            if not self.by_line:
-                prefetch_weights(builder, element(builder, ahead, block, size), share)
+            ahead_at = element(builder, ahead, block, size)
             codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
             base = element(builder, activations, block, record_bytes)
-            results, each = [], len(sums) // vectors
+            dots, results, each = [], [], len(sums) // vectors
+            if self.by_line:
+                dots = self._dots_by_line(builder, codes_at, base, ahead_at, share // LINE)
+            else:
+                prefetch_weights(builder, ahead_at, share)
             for vector in range(vectors):
                 kind, column = ir.VectorType(I16, isa.lanes), 2 * isa.lanes * vector
                 factors = [
@@ -198,7 +214,7 @@ class _Tile:
                     for at in range(0, scale_bytes, 2 * TILE)
                 ]
                 own = sums[vector * each : (vector + 1) * each]
-                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, factors, base, own)
+                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, factors, base, own, dots)
             return results
 
         return self.listed(builder, accumulate(builder, part.count, self.carried(builder, sums), step))
@@ -212,7 +228,7 @@ class _Tile:
         return carried
 
     def add_block(
-        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors, dots: Vectors
     ) -> Vectors:
         """Add a block's products to the sums of a vector of output rows.
 
@@ -222,12 +238,9 @@ class _Tile:
             factors: their scales, <n x float>, and their minimums if the weights have any.
             base: pointer to the block's activations.
             sums: the sums, as a loop carries them.
+            dots: the dot products, if `by_line`.
         """
-        codes, dots, results = [], [], []
-        if self.by_line:
-            dots = self._dots_by_line(builder, codes_at, base)
-        else:
-            codes = unpack(builder, self.isa, self.form, codes_at, offset)
+        codes, results = [] if dots else unpack(builder, self.isa, self.form, codes_at, offset), []
         floats, origin = factors[0].type, constant(ORIGIN_BITS, ir.VectorType(I32, self.isa.lanes))
         for row, before in enumerate(sums):
             at, total = self.row_bytes * row, before
@@ -235,7 +248,7 @@ class _Tile:
             if self.form.affine:
                 total = fused(builder, builder.bitcast(start, floats), factors[1], total)
                 start = origin
-            if self.by_line:
+            if dots:
                 dot = dots[row]
             else:
                 groups = groups_of_four(builder, self.isa, base, at)
@@ -245,28 +258,34 @@ class _Tile:
             results.append(fused(builder, value, factors[0], total))
         return results
 
-    def _dots_by_line(self, builder: Any, codes_at: Any, base: Any) -> Vectors:
-        """A block's dot products with all rows, <16 x i32> each: one cache line of weights after the other.
+    def _dots_by_line(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any, ahead_lines: int) -> Vectors:
+        """A block's dot products with all rows, <n x i32> each: one cache line of weights after the other.
 
         So loads and prefetches are spread over the block. Where they all came first, and the products row by row, the
         times of memory and of products added up: with 1, 5 and 8 rows a block of int4 took 18.6, 22.9 and 25.5 ns, by
-        line 17.7, 19.9 and 23.3; with each prefetch before its line's products 17.8, 21.6 and 23.4 (Intel Xeon, two
-        cores, weights in memory at 30 GB/s, which alone takes 19 ns).
+        line 17.7, 19.9 and 23.3; with each prefetch before its line's products 17.8, 21.6 and 23.4 (Intel Xeon, AVX-512
+        VNNI, two cores, weights in memory at 30 GB/s, which alone takes 19 ns).
+
+        Args:
+            codes_at, base: as for `add_block`; there is one vector of output rows.
+            ahead_at: pointer to this pass's share of the block; the lines at AHEAD from it are prefetched.
+            ahead_lines: their number.
         """
         if self.form.affine:
-            dots = [constant(ORIGIN_BITS, ir.VectorType(I32, TILE))] * self.rows
+            dots = [constant(ORIGIN_BITS, ir.VectorType(I32, self.isa.lanes))] * self.rows
         else:
             starts = [read(builder, base, I32, self.row_bytes * row + START) for row in range(self.rows)]
-            dots = [splat(builder, start, TILE) for start in starts]
-        per_line = 8 // self.form.bits
-        for line in range(self.form.bits):
+            dots = [splat(builder, start, self.isa.lanes) for start in starts]
+        lines = self.form.bits
+        vectors, every = 8 // lines, lines // ahead_lines
+        for line in range(lines):
             codes = unpack(builder, self.isa, self.form, codes_at, 0, range(line, line + 1))
-            own = range(per_line * line, per_line * (line + 1))
+            own = range(vectors * line, vectors * (line + 1))
             for row, total in enumerate(dots):
                 groups = groups_of_four(builder, self.isa, base, self.row_bytes * row, own)
                 dots[row] = add_dots(builder, self.isa, self._bits, total, codes, groups)
-                if row == self.rows // 2:
-                    prefetch(builder, codes_at, AHEAD + 4 * TILE * line, L2)
+                if row == self.rows // 2 and line % every == 0:
+                    prefetch(builder, ahead_at, AHEAD + LINE * (line // every), L2)
         return dots
 
     @property
@@ -317,7 +336,7 @@ class _PairedTile(_Tile):
         return found
 
     def add_block(
-        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors, dots: Vectors
     ) -> Vectors:
         weights = paired_codes(builder, self.isa, self.form, codes_at, offset)
         doubled, results = [interleaved(builder, each, each) for each in factors], []
@@ -364,7 +383,7 @@ def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:
     for several rows, and 6 % slower for one (Zen 4). If a tile takes several passes, each prefetches its share of every
     block.
     """
-    for line in range(0, size, 64):
+    for line in range(0, size, LINE):
         prefetch(builder, pointer, AHEAD + line, L2)
 
 
