@@ -207,9 +207,6 @@ def memory_warning(weight_bytes: int, root: Path = Path("/")) -> str | None:
     )
 
 
-# Limits of Linux control groups (containers), versions 1 and 2.
-
-
 HUGE = 4 << 20
 """Bytes from which memory asks for huge pages, as numpy's arrays do."""
 
@@ -227,6 +224,9 @@ def private_memory(size: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+# Limits of Linux control groups (containers), versions 1 and 2.
 
 
 def processor_quota(root: Path = Path("/")) -> float | None:
