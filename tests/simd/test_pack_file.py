@@ -144,6 +144,14 @@ def test_a_pack_that_cannot_be_read_is_mapped(cache: Path, monkeypatch: pytest.M
     assert isinstance(open_pack(layout_of(), Trusted(), 1), np.memmap)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems map it")
+def test_a_pack_without_memory_for_a_copy_is_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_pack(layout_of(), FakeFiles(), 1)
+    monkeypatch.setattr(pack_file, "READ", layout_of().size)
+    monkeypatch.setattr(pack_file, "private_memory", lambda size: (_ for _ in ()).throw(OSError("no memory")))
+    assert isinstance(open_pack(layout_of(), Trusted(), 1), np.memmap)
+
+
 def test_another_content_or_layout_has_another_pack(cache: Path) -> None:
     open_pack(layout_of(), FakeFiles(), 1)
     open_pack(layout_of(1), FakeFiles("other content"), 1)

@@ -227,11 +227,13 @@ def _read(path: Path, pack: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A copy of the mapped file in huge pages; on other systems than Linux, and if it is large, the mapped file."""
     if sys.platform != "linux" or len(pack) > READ:
         return pack
-    copy, done = np.frombuffer(private_memory(len(pack)), np.uint8), 0
-    with suppress(OSError), path.open("rb", buffering=0) as file:
+    with suppress(OSError), path.open("rb", buffering=0) as file:  # no room for a copy is no reason to fail, either
+        copy, done = np.frombuffer(private_memory(len(pack)), np.uint8), 0
         while count := file.readinto(copy[done:].data):
             done += count
-    return copy if done == len(pack) else pack
+        if done == len(pack):
+            return copy
+    return pack
 
 
 def was_truncated(pack: NDArray[np.uint8]) -> bool:
