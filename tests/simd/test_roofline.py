@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.contract import CHAINS, dots, instruction_set, read
+from ondevice.engines.simd.kernels.contract import CHAINS, VECTORS, dots, instruction_set, read
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
 
 
@@ -49,6 +49,7 @@ def test_the_kernels_do_what_is_counted() -> None:
     read(values.ctypes.data, values.nbytes, total.ctypes.data)
     assert total[0] == values.sum()
     lanes = instruction_set().lanes
-    out = np.full(4 * lanes, 2, np.uint8)
+    out = np.full((VECTORS, 4 * lanes), 2, np.uint8)
     dots(10, out.ctypes.data)
-    assert out.view(np.int32).tolist() == [CHAINS * 10 * 4 * 2 * 2] * lanes
+    words = sum(turn + chain for turn in range(10) for chain in range(CHAINS))
+    assert out[0].view(np.int32).tolist() == [VECTORS * 2 * words] * lanes

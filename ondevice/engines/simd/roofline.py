@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.contract import CHAINS, dots, instruction_set, read
+from ondevice.engines.simd.kernels.contract import CHAINS, VECTORS, dots, instruction_set, read
 
-COUNT = 1 << 20
-"""Dot products in each chain of a measurement. They take 25 ms, so that the time to wake threads does not matter."""
+COUNT = 1 << 17
+"""Turns of a measurement, of VECTORS dot products in each chain. They take 25 ms, so that the time to wake threads does not matter."""
 
 PASSES = 4
 """Passes over the memory in a measurement, for the same reason."""
@@ -53,7 +53,7 @@ class RooflineMeasurement:
         self._pools = [ThreadPoolExecutor(1) for _ in range(threads)]
         self._share = readable_bytes(threads, machine.available_bytes()) // threads // 256 * 256
         self._data = np.frombuffer(machine.private_memory(threads * self._share), np.uint8)
-        self._out = np.zeros((threads, 16), np.int32)
+        self._out = np.zeros((threads, VECTORS, 16), np.int32)
         self._readings: list[Roofline] = []
 
     def __enter__(self) -> RooflineMeasurement:
@@ -79,10 +79,10 @@ class RooflineMeasurement:
         return Roofline(bandwidth, statistics.median(one.peak for one in self._readings))
 
     def _reading(self) -> Roofline:
-        threads, lanes = len(self._pools), instruction_set().lanes
+        threads, products = len(self._pools), COUNT * CHAINS * VECTORS * 4 * instruction_set().lanes
         reading = self._time(self._read)
         multiplying = self._time(lambda i: dots(COUNT, self._out[i].ctypes.data))
-        return Roofline(threads * PASSES * self._share / reading, threads * COUNT * CHAINS * lanes * 8 / multiplying)
+        return Roofline(threads * PASSES * self._share / reading, threads * 2 * products / multiplying)
 
     def _fill(self, thread: int) -> None:
         """Write a thread's part of the buffer: memory is placed at the socket of the thread that touches it first."""

@@ -24,12 +24,16 @@ def events_of(name: str, form: WeightFormat, rows: int) -> str:
 
 
 @pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, INT8], ids=lambda form: form.name)
-@pytest.mark.parametrize(("name", "rows", "every"), [("avx512vnni", 1, 1), ("avx512vnni", 8, 1), ("avxvnni", 4, 2)])
+@pytest.mark.parametrize(("name", "rows", "loads"), [("avx512vnni", 1, 1), ("avx512vnni", 8, 1), ("avxvnni", 4, 2)])
 def test_a_cache_line_of_weights_is_multiplied_before_the_next_is_loaded(
-    name: str, rows: int, every: int, form: WeightFormat
+    name: str, rows: int, loads: int, form: WeightFormat
 ) -> None:
-    """Without AVX-512 a pass reads half of each line, and prefetches half of the lines."""
-    each = 8 // form.bits
+    """Without AVX-512 a line is two loads, whose products with a row follow each other."""
+    each = loads * 8 // form.bits
     before, after = "d" * each * (rows // 2 + 1), "d" * each * (rows - rows // 2 - 1)
-    lines = ["l" + before + "p" * (line % every == 0) + after for line in range(form.bits)]
-    assert events_of(name, form, rows) == "".join(lines)
+    assert events_of(name, form, rows) == ("l" * loads + before + "p" + after) * form.bits
+
+
+def test_more_rows_than_sums_in_registers_read_a_block_twice() -> None:
+    groups = ["ll" + "dddd" * 3 + prefetch + "dddd" * after for prefetch, after in (("p", 1), ("", 1))]
+    assert events_of("avxvnni", INT4, 8) == groups[0] * 4 + groups[1] * 4

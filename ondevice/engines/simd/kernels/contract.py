@@ -74,8 +74,9 @@ def learn(keys: Float32Array, codebook: Float32Array, steps: int, sums: Float64A
     """Learn the codebook of a KV head from keys."""
 
 
-CHAINS = 12
-"""Number of independent sums of `dots`: more than any CPU has dot products in flight."""
+CHAINS, VECTORS = 12, 8
+"""Number of independent sums of `dots`, more than any CPU has dot products in flight, and of vectors of weights that are
+added to each in a turn, as many as a block has."""
 
 
 @entry("roofline", "i64 i64 i64", f"{_HERE}.roofline")
@@ -85,7 +86,7 @@ def read(data: int, size: int, out: int) -> None:
 
 @entry("roofline", "i64 i64", f"{_HERE}.roofline")
 def dots(count: int, out: int) -> None:
-    """Compute `count` dot products in each of CHAINS sums."""
+    """Compute `count` times VECTORS dot products in each of CHAINS sums."""
 
 
 # Steps: the layout of every kind of step.

@@ -8,11 +8,12 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import CHAINS, instruction_set
+from ondevice.engines.simd.kernels.contract import AVX2, CHAINS, NEON, VECTORS, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import write_f32
-from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
+from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, splat, sum_lanes
+from ondevice.engines.simd.kernels.isa.vector import read as read_vector
 from ondevice.native.functions import kernel
 
 
@@ -32,23 +33,35 @@ def read(data: int, size: int, out: int) -> None:
 
 @kernel
 def dots(count: int, out: int) -> None:
-    """Compute `count` dot products in each of CHAINS sums.
+    """Compute `count` times VECTORS dot products in each of CHAINS sums.
 
-    out : address of a vector as wide as this CPU's: int8 that are multiplied with themselves; the int32 sums are
-        written there
+    out : address of VECTORS vectors as wide as this CPU's, of bytes 0..15, as 4-bit weights are. In turn t of `count`,
+        chain c multiplies each group of four bytes with those of the int32 t + c. The int32 sums over all are written
+        there.
     """
     _dot_chains(count, out)
 
 
 @emits(types.void, types.int64, types.int64)
 def _dot_chains(builder: Any, count: Any, out: Any) -> None:
+    """Emit the loop. Every product has other numbers: those that repeat, LLVM computes once (with AVX2, whose products
+    are not added to a sum by the same instruction, the peak was then read as four times what it is).
+    """
     isa = instruction_set()
-    kind = ir.VectorType(I32, isa.lanes)
-    pointer = pointer_to(builder, out)
-    codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)
+    kind, size, pointer = ir.VectorType(I32, isa.lanes), 4 * isa.lanes, pointer_to(builder, out)
+    codes = [read_vector(builder, pointer, ir.VectorType(I8, size), size * vector) for vector in range(VECTORS)]
+    together = VECTORS if isa in (AVX2, NEON) else 1  # those add products in 16 bits; others wait for the sum before
 
-    def step(index: Any, sums: Vectors) -> Vectors:
-        return [add_dots(builder, isa, 4, total, [codes], [codes]) for total in sums]
+    def step(turn: Any, sums: Vectors) -> Vectors:
+        words = [splat(builder, builder.add(builder.trunc(turn, I32), I32(chain)), isa.lanes) for chain in range(CHAINS)]
+        activations, totals = [builder.bitcast(word, ir.VectorType(I8, size)) for word in words], sums
+        for first in range(0, VECTORS, together):
+            own = codes[first : first + together]
+            totals = [
+                add_dots(builder, isa, 4, total, own, [each] * together)
+                for total, each in zip(totals, activations, strict=True)
+            ]
+        return totals
 
     total, *others = accumulate(builder, count, [constant(0, kind)] * CHAINS, step)
     for new in others:

@@ -46,6 +46,7 @@ from ondevice.engines.simd.kernels.activations import (
     START,
 )
 from ondevice.engines.simd.kernels.contract import (
+    AVX_VNNI,
     BLOCK,
     LINE,
     PAIRED_BYTES,
@@ -60,8 +61,10 @@ from ondevice.engines.simd.kernels.isa.dot import (
     accumulate,
     add_dots,
     add_whole_dots,
+    first_dots,
     groups_of_four,
     interleaved,
+    last_dots,
     multiply_pairs,
     separated,
     three_words,
@@ -85,6 +88,8 @@ from ondevice.engines.simd.kernels.isa.vector import (
     widen_half,
 )
 
+SUMS = 8
+"""Sums of dot products that are in registers at a time, beside weights and activations."""
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
 CHUNK = 4096
@@ -115,7 +120,7 @@ def tile_product(
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
     tile = kind(isa, form, rows, weights, scales, activations, out, stride)
-    vectors, whole = vectors_of_a_pass(isa, rows), TILE // isa.lanes
+    vectors, whole = tile.vectors, TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
         tile.store(builder, I64(0), tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
@@ -171,13 +176,20 @@ class _Tile:
 
     @property
     def by_line(self) -> bool:
-        """Whether a block's cache lines are multiplied one after the other, each with all rows: see `_dots_by_line`.
-
-        x86 without AVX-512 has registers for the sums and products of 4 rows: with AVX-VNNI 1, 4 and 5 rows took 0.84,
-        1.02 and 1.03 of the time, with AVX2 0.86, 0.96 and 0.97 (Intel Xeon). ARM adds products of all lines in 16
-        bits, or several vectors of rows share the loads of activations.
+        """Whether a block's cache lines are multiplied one after the other, each with several rows: see
+        `_dots_by_line`. ARM adds products of all lines in 16 bits, or several vectors of rows share the loads of
+        activations.
         """
-        return not self.isa.by_lane and (self.isa.lanes == TILE or self.rows <= 4)
+        return not self.isa.by_lane
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of output rows that a pass computes: see `vectors_of_a_pass`. With AVX-VNNI both of a tile share the
+        loads of activations, one for each product otherwise: 0.77 of the cycles at one row, 0.83 at 4 and 0.95 at 8
+        (int4; 0.76, 0.79 and 0.84 for int8; llvm-mca for Alder Lake). With AVX2, whose products need registers beside
+        those of their sums, that is slower from two rows on (1.03 at 8; llvm-mca for Zen 3).
+        """
+        return TILE // self.isa.lanes if self.isa == AVX_VNNI else vectors_of_a_pass(self.isa, self.rows)
 
     @property
     def row_bytes(self) -> int:
@@ -204,7 +216,7 @@ class _Tile:
             base = element(builder, activations, block, record_bytes)
             dots, results, each = [], [], len(sums) // vectors
             if self.by_line:
-                dots = self._dots_by_line(builder, codes_at, base, ahead_at, share // LINE)
+                dots = self._dots_by_line(builder, codes_at, base, ahead_at)
             else:
                 prefetch_weights(builder, ahead_at, share)
             for vector in range(vectors):
@@ -213,8 +225,9 @@ class _Tile:
                     widen_half(builder, read(builder, scales_at, kind, column + at, align=2))
                     for at in range(0, scale_bytes, 2 * TILE)
                 ]
-                own = sums[vector * each : (vector + 1) * each]
-                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, factors, base, own, dots)
+                own = slice(vector * each, (vector + 1) * each)
+                offset = 4 * isa.lanes * vector
+                results += self.add_block(builder, codes_at, offset, factors, base, sums[own], dots[own])
             return results
 
         return self.listed(builder, accumulate(builder, part.count, self.carried(builder, sums), step))
@@ -258,8 +271,9 @@ class _Tile:
             results.append(fused(builder, value, factors[0], total))
         return results
 
-    def _dots_by_line(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any, ahead_lines: int) -> Vectors:
-        """A block's dot products with all rows, <n x i32> each: one cache line of weights after the other.
+    def _dots_by_line(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any) -> Vectors:
+        """A block's dot products, <n x i32> each: one cache line of weights after the other, multiplied with all rows,
+        or with four at a time where these have two sums each.
 
         So loads and prefetches are spread over the block. Where they all came first, and the products row by row, the
         times of memory and of products added up: with 1, 5 and 8 rows a block of int4 took 18.6, 22.9 and 25.5 ns, by
@@ -267,26 +281,32 @@ class _Tile:
         VNNI, two cores, weights in memory at 30 GB/s, which alone takes 19 ns).
 
         Args:
-            codes_at, base: as for `add_block`; there is one vector of output rows.
+            codes_at, base: as for `add_block`.
             ahead_at: pointer to this pass's share of the block; the lines at AHEAD from it are prefetched.
-            ahead_lines: their number.
         """
-        if self.form.affine:
-            dots = [constant(ORIGIN_BITS, ir.VectorType(I32, self.isa.lanes))] * self.rows
-        else:
-            starts = [read(builder, base, I32, self.row_bytes * row + START) for row in range(self.rows)]
-            dots = [splat(builder, start, self.isa.lanes) for start in starts]
-        lines = self.form.bits
-        vectors, every = 8 // lines, lines // ahead_lines
-        for line in range(lines):
-            codes = unpack(builder, self.isa, self.form, codes_at, 0, range(line, line + 1))
-            own = range(vectors * line, vectors * (line + 1))
-            for row, total in enumerate(dots):
-                groups = groups_of_four(builder, self.isa, base, self.row_bytes * row, own)
-                dots[row] = add_dots(builder, self.isa, self._bits, total, codes, groups)
-                if row == self.rows // 2 and line % every == 0:
-                    prefetch(builder, ahead_at, AHEAD + LINE * (line // every), L2)
-        return dots
+        isa, form, bits = self.isa, self.form, self._bits
+        starts = [constant(ORIGIN_BITS, ir.VectorType(I32, isa.lanes))] * self.rows
+        if not form.affine:
+            words = [read(builder, base, I32, self.row_bytes * row + START) for row in range(self.rows)]
+            starts = [splat(builder, word, isa.lanes) for word in words]
+        dots: Vectors = [first_dots(isa, bits, start) for start in starts] * self.vectors
+        passes, together = TILE // isa.lanes // self.vectors, SUMS // self.vectors
+        for first in range(0, self.rows, together):
+            some = range(first, min(first + together, self.rows))
+            for line in range(form.bits):
+                codes = [
+                    unpack(builder, isa, form, codes_at, 4 * isa.lanes * vector, range(line, line + 1))
+                    for vector in range(self.vectors)
+                ]
+                own = range(8 // form.bits * line, 8 // form.bits * (line + 1))
+                for row in some:
+                    groups = groups_of_four(builder, isa, base, self.row_bytes * row, own)
+                    for vector, weights in enumerate(codes):
+                        at = self.rows * vector + row
+                        dots[at] = add_dots(builder, isa, bits, dots[at], weights, groups)
+                    if row == len(some) // 2 and line % passes == 0:
+                        prefetch(builder, ahead_at, AHEAD + LINE * (line // passes), L2)
+        return [last_dots(builder, total, start) for total, start in zip(dots, starts * self.vectors, strict=True)]
 
     @property
     def _bits(self) -> int:

@@ -5,6 +5,7 @@ The functions emit LLVM code; they are called by the emitters of products in `ti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,15 +31,30 @@ def add_dots(
     Args:
         isa: the instruction set; `isa.signed` says whether the bytes of `weights` are signed.
         bits: bits of a weight; with fewer than 8, `weights` are 0..15.
-        total: <n x i32>.
+        total: <n x i32>, or a sum of `first_dots`.
         weights: up to eight vectors <4n x i8>.
         activations: as many vectors <4n x i8>, of -127..127.
     """
     if isa == NEON:
         return _neon(builder, bits, total, weights, activations)
+    if isa == AVX2 and bits < 8:
+        return _avx2_narrow(builder, total, weights, activations)
     for w, a in zip(weights, activations, strict=True):
         total = _dot4(builder, isa, bits, total, w, a)
     return total
+
+
+def first_dots(isa: InstructionSet, bits: int, start: Any) -> Any:
+    """The sum before the first products of a block that `add_dots` adds in several calls; `last_dots` is its end.
+
+    It is `start`, <n x i32>; or, where products of a whole block are added in 16 bits, zeros <2n x i16>.
+    """
+    return constant(0, ir.VectorType(I16, 2 * isa.lanes)) if isa == AVX2 and bits < 8 else start
+
+
+def last_dots(builder: Any, total: Any, start: Any) -> Any:
+    """`start` and the products that have been added to a sum of `first_dots`, <n x i32>."""
+    return total if total.type == start.type else builder.add(start, _add_words(builder, start.type, total))
 
 
 def add_whole_dots(
@@ -47,17 +63,10 @@ def add_whole_dots(
     """`add_dots` for activations -128..127. If bytes are signed, weights of 2 bits are at most 12, of 4 bits at most
     15.
     """
-    if isa == AVX2:
-        if bits == 8:
-            for w, a in zip(weights, activations, strict=True):
-                total = _avx2_wide(builder, total, w, a)
-            return total
-        # a pair is at most 2 * 15 * 128; eight pairs fit in 16 bits
-        pairs = None
+    if isa == AVX2 and bits == 8:
         for w, a in zip(weights, activations, strict=True):
-            own = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), w, a)
-            pairs = own if pairs is None else builder.add(pairs, own)
-        return builder.add(total, _add_words(builder, total.type, pairs))
+            total = _avx2_wide(builder, total, w, a)
+        return total
     if isa == NEON and bits == 8:
         for w, a in zip(weights, activations, strict=True):  # two products of -128 do not fit in 16 bits
             halves = [_add_pairs(builder, total.type, _chain(builder, half, [w], [a])) for half in range(2)]
@@ -138,17 +147,27 @@ def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any
     if isa in (NEON_DOTPROD, NEON_I8MM):
         return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, activations)
     if isa == AVX2:
-        return _avx2(builder, bits, total, weights, activations)
+        return _avx2(builder, total, weights, activations)
     return _generic(builder, total, weights, activations)
 
 
-def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -> Any:
+def _avx2(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
     """|w| * (a with the sign of w), unsigned times signed. A pair is at most 2 * 128 * 127, which fits in 16 bits."""
-    if bits == 8:
-        activations = call(builder, "llvm.x86.avx2.psign.b", weights.type, activations, weights)
-        weights = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
-    pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), weights, activations)
-    return builder.add(total, _add_words(builder, total.type, pairs))
+    activations = call(builder, "llvm.x86.avx2.psign.b", weights.type, activations, weights)
+    weights = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
+    return builder.add(total, _add_words(builder, total.type, _multiply_bytes(builder, weights, activations)))
+
+
+def _avx2_narrow(builder: Any, total: Any, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
+    """Weights 0..15: up to eight pairs of products are added in 16 bits, 8 * 2 * 15 * 128 at most."""
+    pairs = [_multiply_bytes(builder, w, a) for w, a in zip(weights, activations, strict=True)]
+    words = functools.reduce(builder.add, pairs)
+    return builder.add(total, words if total.type == words.type else _add_words(builder, total.type, words))
+
+
+def _multiply_bytes(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """Sums of two neighbouring products of bytes, in 16 bits."""
+    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), unsigned, signed)
 
 
 def _add_words(builder: Any, kind: Any, words: Any) -> Any:
