@@ -19,7 +19,8 @@ from ondevice import machine
 from ondevice.engines.simd.kernels.contract import CHAINS, VECTORS, dots, instruction_set, read
 
 COUNT = 1 << 17
-"""Turns of a measurement, of VECTORS dot products in each chain. They take 25 ms, so that the time to wake threads does not matter."""
+"""Turns of a measurement, each of VECTORS dot products in each chain. They take 25 ms, so that the time to wake threads
+does not matter."""
 
 PASSES = 4
 """Passes over the memory in a measurement, for the same reason."""

@@ -75,8 +75,8 @@ def learn(keys: Float32Array, codebook: Float32Array, steps: int, sums: Float64A
 
 
 CHAINS, VECTORS = 12, 8
-"""Number of independent sums of `dots`, more than any CPU has dot products in flight, and of vectors of weights that are
-added to each in a turn, as many as a block has."""
+"""Number of independent sums of `dots`, more than any CPU has dot products in flight; and of vectors of weights whose
+products are added to each in a turn, as many as a block has."""
 
 
 @entry("roofline", "i64 i64 i64", f"{_HERE}.roofline")

@@ -12,8 +12,7 @@ from ondevice.engines.simd.kernels.contract import AVX2, CHAINS, NEON, VECTORS, 
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import write_f32
-from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, splat, sum_lanes
-from ondevice.engines.simd.kernels.isa.vector import read as read_vector
+from ondevice.engines.simd.kernels.isa.vector import I8, I32, I64, constant, element, full, load, splat, sum_lanes
 from ondevice.native.functions import kernel
 
 
@@ -48,13 +47,15 @@ def _dot_chains(builder: Any, count: Any, out: Any) -> None:
     are not added to a sum by the same instruction, the peak was then read as four times what it is).
     """
     isa = instruction_set()
-    kind, size, pointer = ir.VectorType(I32, isa.lanes), 4 * isa.lanes, pointer_to(builder, out)
-    codes = [read_vector(builder, pointer, ir.VectorType(I8, size), size * vector) for vector in range(VECTORS)]
+    kind, size = ir.VectorType(I32, isa.lanes), 4 * isa.lanes
+    places = [element(builder, out, I64(vector), size) for vector in range(VECTORS)]
+    codes = [builder.load(place, typ=ir.VectorType(I8, size), align=4) for place in places]
     together = VECTORS if isa in (AVX2, NEON) else 1  # those add products in 16 bits; others wait for the sum before
 
     def step(turn: Any, sums: Vectors) -> Vectors:
-        words = [splat(builder, builder.add(builder.trunc(turn, I32), I32(chain)), isa.lanes) for chain in range(CHAINS)]
-        activations, totals = [builder.bitcast(word, ir.VectorType(I8, size)) for word in words], sums
+        numbers = [builder.add(builder.trunc(turn, I32), I32(chain)) for chain in range(CHAINS)]
+        activations = [builder.bitcast(splat(builder, number, isa.lanes), codes[0].type) for number in numbers]
+        totals = sums
         for first in range(0, VECTORS, together):
             own = codes[first : first + together]
             totals = [
@@ -66,4 +67,4 @@ def _dot_chains(builder: Any, count: Any, out: Any) -> None:
     total, *others = accumulate(builder, count, [constant(0, kind)] * CHAINS, step)
     for new in others:
         total = builder.add(total, new)
-    builder.store(total, pointer, align=4)
+    builder.store(total, places[0], align=4)
