@@ -4,7 +4,8 @@
 
 `LLAMA_BENCH` is the program's path, and the options are further ones for it. The file is SmolLM2-135M-Instruct in Q4_1;
 `ondevice` runs an export that keeps its codes. Both programs run the same tests, one after the other, and what they
-print goes as it is into docs/compare-latency.md and into the page of results on published models.
+print goes as it is into docs/compare-latency.md, and into the page of results on published models beside that of other
+processors.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from pathlib import Path
 
 from benchmarks.command import add_threads, command_line
 from benchmarks.peers.llama_programs import run_program
-from benchmarks.publish.pages import RESULTS, ROOT, fill
+from benchmarks.publish.pages import BLOCK, RESULTS, ROOT, fill
 from models.published import NotFetchedError, fetch
 from ondevice import machine
 from ondevice_export import export
 
-PAGES = (ROOT / "docs" / "compare-latency.md", RESULTS / "published-models.md")
+EXAMPLE, EVERY = ROOT / "docs" / "compare-latency.md", RESULTS / "published-models.md"
+"""The page with the last run, and the page with the last one of every processor."""
+
+BEGIN = "Both on one published file, "
 
 TESTS = ("-p", "512", "-n", "128", "-pg", "512,128", "-d", "0,2048", "-r", "5")
 
@@ -44,12 +48,15 @@ def publish(program: Path, threads: int, options: Sequence[str] = ()) -> None:
     theirs = ["-m", gguf, *TESTS, "-t", threads, *options]
     other = run_program(program, *theirs).stdout
     shown = [
-        f"Both on one published file, {gguf.name}, on {machine.processor_name()}, {machine.os_name()}:\n",
+        f"{BEGIN}{gguf.name}, on {machine.processor_name()}, {machine.os_name()}:\n",
         _shown(" ".join(["ondevice", *ours]).replace(str(bundle), "bundles/smollm2"), own),
         _shown(" ".join(map(str, ["llama-bench", *theirs])).replace(str(gguf), gguf.name), other),
     ]
-    for page in PAGES:
-        fill(page, "\n".join(shown))
+    found = "\n".join(shown)
+    fill(EXAMPLE, found)
+    known = "".join(BLOCK.findall(EVERY.read_text("utf-8"))).split(BEGIN)[1:]
+    others = [f"{BEGIN}{run}" for run in known if machine.processor_name() not in run.partition("\n")[0]]
+    fill(EVERY, "\n".join([*(run.rstrip("\n") + "\n" for run in others), found]))
 
 
 def _shown(command: str, output: str) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from benchmarks.publish import beside
+from ondevice import machine
 
 
 def test_the_page_has_both_commands_and_what_they_print(monkeypatch, tmp_path):
@@ -13,9 +14,13 @@ def test_the_page_has_both_commands_and_what_they_print(monkeypatch, tmp_path):
         ran.append([str(word) for word in words])
         return SimpleNamespace(stdout=f"\n| {len(ran)} |\n")
 
-    page = tmp_path / "page.md"
+    page, every = tmp_path / "page.md", tmp_path / "every.md"
     page.write_text("a\n<!-- measured -->\nold\n<!-- /measured -->\nb\n")
-    monkeypatch.setattr(beside, "PAGES", [page])
+    other = f"{beside.BEGIN}file.gguf, on another processor:\n\n```\n1\n```\n"
+    own = f"{beside.BEGIN}file.gguf, on {machine.processor_name()}, some system:\n\n```\n2\n```\n"
+    every.write_text(f"<!-- measured -->\n{own}\n{other}<!-- /measured -->\n")
+    monkeypatch.setattr(beside, "EXAMPLE", page)
+    monkeypatch.setattr(beside, "EVERY", every)
     monkeypatch.setattr(beside, "fetch", lambda name, progress: tmp_path / "file.gguf")
     monkeypatch.setattr(beside, "export", lambda source, out: out)
     monkeypatch.setattr(beside, "run_program", run)
@@ -30,3 +35,5 @@ def test_the_page_has_both_commands_and_what_they_print(monkeypatch, tmp_path):
         f"```\n$ llama-bench -m file.gguf {tests} -t 2 --repack 0\n| 3 |\n```\n"
         "<!-- /measured -->\nb\n"
     )
+    new = page.read_text().partition("measured -->\n")[2].partition("<!--")[0]
+    assert every.read_text() == f"<!-- measured -->\n{other}\n{new}<!-- /measured -->\n"

@@ -190,7 +190,11 @@ def wait_for_all(counter: int, target: int) -> Any:
 
 @kernel
 def spin_for_next(counter: int, beyond: int) -> None:
-    """Spin, 0.5 ms at most, until there are more than `beyond` arrivals: a sleeping thread takes 0.1 ms to wake up."""
+    """Spin, 0.5 ms at most, until there are more than `beyond` arrivals: a sleeping thread takes 0.1 ms to wake up.
+
+    To read the first 8 MB of the next plan's weights meanwhile gained nothing: 0.96 to 1.03 of the tokens per second,
+    plain and with one draft (SmolLM2, AMD Zen 3).
+    """
     spins = 0
     while read_shared(counter) <= beyond and spins < _SPINS_FOR_NEXT:
         spins += 1
