@@ -11,17 +11,12 @@ it.
 
 from __future__ import annotations
 
-import re
-import subprocess
 from dataclasses import dataclass
 
 from benchmarks.command import command_line
-from benchmarks.speed.arm_code import TRIPLE, TileCode, tile_code
+from benchmarks.speed.tile_code import ROWS, tile_code
 from ondevice.bundle_format.weight_format import IN_GROUPS, INT4
 from ondevice.cli.bench.tables import table
-from ondevice.native.sets import SETS
-
-ROWS = (1, 2, 4, 5, 8)
 
 WEIGHTS = 1_876_000_000 + 403_000_000
 """Weights of E2B's matrices, the head included, that a token reads."""
@@ -64,7 +59,7 @@ def main() -> None:
         for form in IN_GROUPS:
             for rows in ROWS:
                 code = tile_code(board.set, form, rows)
-                taken[form, rows] = cycles(mca, board, code)
+                taken[form, rows] = code.cycles(mca, board.simulated)
                 numbers = [rows, code.count(), code.count("sdot|smull|smlal"), round(taken[form, rows])]
                 counts.append([board.name, form.name, *map(str, numbers)])
         step, five, eight = (1e3 * seconds(board, WEIGHTS, taken[INT4, rows]) for rows in (1, 5, 8))
@@ -77,24 +72,6 @@ def main() -> None:
     print(
         table(["board", "decode tok/s", "1 row ms", "5 rows ms", "8 rows ms", "prefill tok/s"], model, left={"board"})
     )
-
-
-def cycles(mca: str, board: Board, code: TileCode) -> float:
-    """Cycles of one core for a block of 32 weights of 16 output rows, as simulated by llvm-mca."""
-    total = 0.0
-    for loop in code.loops:
-        command = [
-            mca,
-            f"-mtriple={TRIPLE}",
-            f"-mcpu={board.simulated}",
-            f"-mattr={SETS[board.set].features}",
-            "-iterations=100",
-        ]
-        answer = subprocess.run(command, input="\n".join(loop), capture_output=True, text=True, check=True).stdout
-        found = re.search(r"Total Cycles:\s+(\d+)", answer)
-        assert found, answer
-        total += int(found[1]) / 100
-    return code.repeats * total
 
 
 def seconds(board: Board, weights: int, block_cycles: float) -> float:

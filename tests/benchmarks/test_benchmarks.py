@@ -19,8 +19,8 @@ from benchmarks.memory.watch import Memory
 from benchmarks.peers.llama_programs import LlamaBench, speeds_of
 from benchmarks.quality import attention as quality
 from benchmarks.speed import arm_model, batch, busy, experts, long_context, rows
-from benchmarks.speed.arm_code import TileCode
 from benchmarks.speed.projections import by_shape
+from benchmarks.speed.tile_code import TileCode
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
@@ -152,7 +152,7 @@ def test_the_model_of_arm_boards() -> None:
     board, blocks = arm_model.BOARDS[0], 1_000_000
     by_memory = blocks * arm_model.BLOCK_BYTES / board.bandwidth
     assert arm_model.seconds(board, blocks * arm_model.BLOCK_WEIGHTS, 0.0) == by_memory
-    assert TileCode([["sdot v0", "sdot v1", "fmla v2"]], 4).count("sdot") == 8
+    assert TileCode("neon-dotprod", [["sdot v0", "sdot v1", "fmla v2"]], 4).count("sdot") == 8
 
 
 CHILD = """

@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from benchmarks.speed.arm_code import TRIPLE, tile_code
+from benchmarks.speed.tile_code import ARM, tile_code
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.engines.simd.kernels.isa.memory import ticks
 
@@ -44,7 +44,7 @@ def test_the_tile_takes_no_more_instructions(name: str, form: WeightFormat) -> N
         assert code.count("tbl") == 32 * form.table, "one shuffle per vector of codes, for all rows"
 
 
-@pytest.mark.parametrize("triple", [TRIPLE, "arm64-apple-darwin"])
+@pytest.mark.parametrize("triple", [ARM, "arm64-apple-darwin"])
 def test_the_clock_is_read_without_an_assembler(triple: str) -> None:
     """numba's code generator cannot parse inline assembly, which would end the process on ARM."""
     llvm.initialize_all_targets()

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 from llvmlite import ir
 
+from benchmarks.speed.tile_code import tile_code
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.engines.simd.kernels.contract import GROUPS, PRODUCTS
 from ondevice.engines.simd.kernels.tiles import tile_product
@@ -37,3 +38,33 @@ def test_a_cache_line_of_weights_is_multiplied_before_the_next_is_loaded(
 def test_more_rows_than_sums_in_registers_read_a_block_twice() -> None:
     groups = ["ll" + "dddd" * 3 + prefetch + "dddd" * after for prefetch, after in (("p", 1), ("", 1))]
     assert events_of("avxvnni", INT4, 8) == groups[0] * 4 + groups[1] * 4
+
+
+MOST = {
+    ("avx2", INT4): {1: 113, 4: 328, 8: 638},
+    ("avx2", INT8): {1: 149, 4: 439, 8: 979},
+    ("avxvnni", INT4): {1: 79, 4: 205, 8: 501},
+    ("avxvnni", INT8): {1: 66, 4: 186, 8: 467},
+    ("avx512vnni", INT4): {1: 40, 4: 78, 8: 128},
+    ("avx512vnni", INT8): {1: 36, 4: 73, 8: 124},
+}
+"""Limits of instructions per block of 32 weights of 16 output rows, by set, format and rows: LLVM 22's plus 5 %."""
+
+
+@pytest.mark.parametrize(("name", "form"), MOST, ids=lambda value: getattr(value, "name", value))
+def test_the_tile_takes_no_more_instructions(name: str, form: WeightFormat) -> None:
+    products, pattern = {
+        "avx2": (16, "vpmaddubsw"),
+        "avxvnni": (16, r"{vex}\tvpdpbusd"),
+        "avx512vnni": (8, "vpdpbusd"),
+    }[name]
+    for rows, most in MOST[name, form].items():
+        code = tile_code(name, form, rows)
+        assert code.count() <= most, (rows, code.count())
+        assert code.count(pattern) == products * rows
+        assert code.count("prefetch") == form.bits, "one prefetch per line of 64 bytes"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_avx2_widens_the_sums_of_a_block_of_4_bits_once(rows: int) -> None:
+    assert tile_code("avx2", INT4, rows).count("vpmaddwd") == 2 * rows

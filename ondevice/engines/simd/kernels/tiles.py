@@ -120,7 +120,7 @@ def tile_product(
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
     tile = kind(isa, form, rows, weights, scales, activations, out, stride)
-    vectors, whole = tile.vectors, TILE // isa.lanes
+    vectors, whole = tile_vectors(isa, rows), TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
         tile.store(builder, I64(0), tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
@@ -136,6 +136,16 @@ def tile_product(
             lane = builder.mul(turn.index, I64(vectors * isa.lanes))
             sums = tile.load(builder, lane, vectors * rows)
             tile.store(builder, lane, tile.add(builder, _Part(turn.index, lane, first, count), sums))
+
+
+def tile_vectors(isa: InstructionSet, rows: int) -> int:
+    """Vectors of output rows that a pass of `tile_product` computes: see `vectors_of_a_pass`.
+
+    With AVX-VNNI both of a tile share the loads of activations, which were one for each product: 17, 47 and 98 cycles for
+    1, 4 and 8 rows of int4, not 22, 58 and 104 (llvm-mca for Alder Lake). With AVX2, whose products need registers
+    beside those of their sums, it is 167 cycles and not 155 at 8 rows of int4, 222 and not 165 of affine int4 (Zen 3).
+    """
+    return TILE // isa.lanes if isa == AVX_VNNI else vectors_of_a_pass(isa, rows)
 
 
 class _Part(NamedTuple):
@@ -181,15 +191,6 @@ class _Tile:
         activations.
         """
         return not self.isa.by_lane
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of output rows that a pass computes: see `vectors_of_a_pass`. With AVX-VNNI both of a tile share the
-        loads of activations, one for each product otherwise: 0.77 of the cycles at one row, 0.83 at 4 and 0.95 at 8
-        (int4; 0.76, 0.79 and 0.84 for int8; llvm-mca for Alder Lake). With AVX2, whose products need registers beside
-        those of their sums, that is slower from two rows on (1.03 at 8; llvm-mca for Zen 3).
-        """
-        return TILE // self.isa.lanes if self.isa == AVX_VNNI else vectors_of_a_pass(self.isa, self.rows)
 
     @property
     def row_bytes(self) -> int:
@@ -289,14 +290,15 @@ class _Tile:
         if not form.affine:
             words = [read(builder, base, I32, self.row_bytes * row + START) for row in range(self.rows)]
             starts = [splat(builder, word, isa.lanes) for word in words]
-        dots: Vectors = [first_dots(isa, bits, start) for start in starts] * self.vectors
-        passes, together = TILE // isa.lanes // self.vectors, SUMS // self.vectors
+        vectors = tile_vectors(isa, self.rows)
+        dots: Vectors = [first_dots(isa, bits, start) for start in starts] * vectors
+        passes, together = TILE // isa.lanes // vectors, SUMS // vectors
         for first in range(0, self.rows, together):
             some = range(first, min(first + together, self.rows))
             for line in range(form.bits):
                 codes = [
                     unpack(builder, isa, form, codes_at, 4 * isa.lanes * vector, range(line, line + 1))
-                    for vector in range(self.vectors)
+                    for vector in range(vectors)
                 ]
                 own = range(8 // form.bits * line, 8 // form.bits * (line + 1))
                 for row in some:
@@ -306,7 +308,7 @@ class _Tile:
                         dots[at] = add_dots(builder, isa, bits, dots[at], weights, groups)
                     if row == len(some) // 2 and line % passes == 0:
                         prefetch(builder, ahead_at, AHEAD + LINE * (line // passes), L2)
-        return [last_dots(builder, total, start) for total, start in zip(dots, starts * self.vectors, strict=True)]
+        return [last_dots(builder, total, start) for total, start in zip(dots, starts * vectors, strict=True)]
 
     @property
     def _bits(self) -> int:
