@@ -141,8 +141,8 @@ def tile_product(
 def tile_vectors(isa: InstructionSet, rows: int) -> int:
     """Vectors of output rows that a pass of `tile_product` computes: see `vectors_of_a_pass`.
 
-    With AVX-VNNI both of a tile share the loads of activations, which were one for each product: 17, 47 and 98 cycles for
-    1, 4 and 8 rows of int4, not 22, 58 and 104 (llvm-mca for Alder Lake). With AVX2, whose products need registers
+    With AVX-VNNI both of a tile share the loads of activations, which were one for each product: 17, 47 and 98 cycles
+    for 1, 4 and 8 rows of int4, not 22, 58 and 104 (llvm-mca for Alder Lake). With AVX2, whose products need registers
     beside those of their sums, it is 167 cycles and not 155 at 8 rows of int4, 222 and not 165 of affine int4 (Zen 3).
     """
     return TILE // isa.lanes if isa == AVX_VNNI else vectors_of_a_pass(isa, rows)
