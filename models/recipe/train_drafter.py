@@ -69,7 +69,7 @@ class DrafterRun(Run):
         self.rank_of = torch.full((len(target.projection),), -1).scatter_(
             0, head_tokens, torch.arange(len(head_tokens))
         )
-        self.frequent = torch.from_numpy(np.load(work / "frequent.npy")[:ALWAYS])
+        self.frequent = torch.from_numpy(np.load(work / f"{args.run}-frequent.npy")[:ALWAYS])
         self.gradients = partial(frozen_gradients, cap=target.cap, distance=LOSSES[args.loss])
         self.shown = time.monotonic() - 60
         super().__init__(drafter, work / f"{args.run}.pt", spent_budget(work / f"{args.run}.pt", args.tokens))
@@ -147,7 +147,10 @@ class DrafterRun(Run):
             parts.append(f"T={temperature}: {kinds['all']['tokens']:.3f} tokens a round, accepted {shares}")
         print("; ".join(parts), flush=True)
         with self.file.with_suffix(".curve").open("a") as curve:
-            kept = {temperature: kinds["all"] for temperature, kinds in found.items()}
+            kept = {
+                temperature: {name: value for name, value in kinds["all"].items() if name != "each"}
+                for temperature, kinds in found.items()
+            }
             curve.write(json.dumps({"tokens": self.budget.spent_tokens, "figures": kept}) + "\n")
 
     def figures(self, indices: list[int]) -> dict[str, Any]:
@@ -223,7 +226,7 @@ def train(args: argparse.Namespace) -> None:
     if not kept.exists() and workers.rank() == 0:
         ranked = count_tokens(lessons, len(target.projection)).numpy()
         chosen = np.sort(ranked[: args.head_tokens])
-        np.save(args.work / "frequent.npy", np.searchsorted(chosen, ranked[: args.head_tokens]))
+        np.save(args.work / f"{args.run}-frequent.npy", np.searchsorted(chosen, ranked[: args.head_tokens]))
         np.save(kept, chosen)
     workers.total(0.0)  # wait for it
     shape = {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import train_drafter
+from compare_drafters import compared, error, influence
 from drafters import lessons, rounds
-from drafters.lessons import Lessons, shard_file, write_lessons
+from drafters.lessons import Lessons, full_layer, shard_file, write_lessons
 from drafters.replies import Written, read_replies
 from drafters.rounds import accepted_runs, make_block, posterior_noise, rounds_of
 from drafters.states import FrozenTarget
@@ -23,12 +24,19 @@ from tests.fixtures.tiny_families import save_family
 from tests.fixtures.tiny_models import VOCAB
 
 CPU = torch.device("cpu")
+FAMILIES = pytest.mark.parametrize("family", ["smollm2", "gemma3"])  # the last layer of Gemma 3 here is a sliding one
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def family() -> str:
+    """The target's; some tests take others too."""
+    return "smollm2"
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> Path:
     """A tiny target, and a directory with lessons of random replies."""
-    save_family(tmp_path / "target", "smollm2")
+    save_family(tmp_path / "target", family)
     monkeypatch.setattr(lessons, "SHARD", 4)
     random = np.random.default_rng(0)
 
@@ -62,6 +70,7 @@ def test_a_line_that_was_cut_off_is_dropped_and_complete_shards_are_written(work
     assert [shard_file(file, shard).exists() for shard in range(7)] == [True] * 6 + [False]
 
 
+@FAMILIES
 def test_lessons_hold_what_the_target_computes(work: Path) -> None:
     target, _, known = made(work)
     assert sorted(known[index].number for index in known.split()[1]) == [32, 64, 96]
@@ -69,10 +78,11 @@ def test_lessons_hold_what_the_target_computes(work: Path) -> None:
     with torch.no_grad():
         wanted = target.model(torch.from_numpy(lesson.tokens)[None], output_hidden_states=True, use_cache=True)
     np.testing.assert_allclose(lesson.hidden, wanted.hidden_states[-1][0].numpy(), atol=2e-3, rtol=2e-3)
-    values = wanted.past_key_values.layers[-1].values[0].transpose(0, 1).flatten(1)
+    values = wanted.past_key_values.layers[full_layer(target.config)].values[0].transpose(0, 1).flatten(1)
     np.testing.assert_allclose(lesson.cache[1], values.numpy(), atol=2e-3, rtol=2e-3)
 
 
+@FAMILIES
 def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_path: Path) -> None:
     target, drafter, known = made(work)
     head_tokens = torch.arange(5, VOCAB, 3)
@@ -164,6 +174,7 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
     assert runs[-1] == rounds.MEASURED_STEPS - 1
 
 
+@FAMILIES
 def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LENGTH", 96)
     monkeypatch.setattr("training.run.SAVE_SECONDS", 0)
@@ -193,3 +204,13 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     start = load_file(work / "whole" / "model.safetensors")["post_projection.weight"]
     assert not torch.equal(start, made(work)[1].tensors()["post_projection.weight"])
     assert "license: apache-2.0" in (work / "whole" / "README.md").read_text()
+    rows = compared([work / "whole", work / "parts"]).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [f"| T = 0, held-out replies, `{x}`" for x in ("whole", "parts")]
+    assert "| 3 |" in rows[1]
+    assert "| +0.000 ± 0.000 |" in rows[1]
+
+
+def test_the_error_of_tokens_a_round_is_that_of_a_mean_where_all_replies_have_as_many_rounds() -> None:
+    tokens = np.array([5, 9, 6, 12])
+    moved = influence([[int(count), 4] for count in tokens])
+    assert error(moved) == pytest.approx((tokens / 4).std(ddof=1) / 2)

@@ -7,6 +7,7 @@ the last full-attention layer. Files hold SHARD lessons each.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,15 +64,20 @@ def write_lessons(target: FrozenTarget, replies: Sequence[Path]) -> None:
         for shard in range(len(known) // SHARD):
             out = shard_file(file, shard)
             if not out.exists():
-                write_shard(target, known[shard * SHARD : (shard + 1) * SHARD], out)
+                started = time.process_time()
+                tokens = write_shard(target, known[shard * SHARD : (shard + 1) * SHARD], out)
+                speed = tokens / (time.process_time() - started)
+                print(f"{time.strftime('%H:%M:%S')} {out.name}: {speed:.0f} tokens per CPU second", flush=True)
 
 
 def shard_file(file: Path, shard: int) -> Path:
     return file.with_name(f"{file.stem}-{shard:04d}.safetensors")
 
 
-def write_shard(target: FrozenTarget, written: Sequence[Written], out: Path) -> None:
-    """Run the target over conversations and write their lessons to a file, which appears when it is complete."""
+def write_shard(target: FrozenTarget, written: Sequence[Written], out: Path) -> int:
+    """Run the target over conversations and write their lessons to a file, which appears when it is complete; returns
+    the number of tokens.
+    """
     rows = sorted(written, key=lambda each: len(each.prompt) + len(each.reply))
     tensors: dict[str, npt.NDArray[Any]] = {}
     facts: list[list[Any]] = []
@@ -84,6 +90,7 @@ def write_shard(target: FrozenTarget, written: Sequence[Written], out: Path) -> 
     partial = out.with_suffix(".partial")
     save_file(tensors, partial, {"lessons": json.dumps(facts)})
     partial.rename(out)
+    return sum(len(tokens) for name, tokens in tensors.items() if name.endswith(".tokens"))
 
 
 def batches(rows: Sequence[Written]) -> Iterator[list[Written]]:

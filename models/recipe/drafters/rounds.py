@@ -123,15 +123,27 @@ def measure(
 
 
 def summary(runs: list[npt.NDArray[np.int64]]) -> dict[str, Any]:
-    """Figures of replies, each with the number of accepted drafts of a round at every position."""
-    rounds = tokens = 0
-    for run in runs:
-        place = 0
-        while place < len(run):
-            tokens, rounds, place = tokens + int(run[place]) + 1, rounds + 1, place + int(run[place]) + 1
+    """Figures of replies, each with the number of accepted drafts of a round at every position.
+
+    `each` has the tokens and rounds of every reply, for errors and for comparisons of two drafters on the same replies.
+    """
+    each = [rounds_in_turn(run) for run in runs]
     whole = np.concatenate(runs)
-    reached = [float((whole >= step).mean()) for step in range(1, MEASURED_STEPS + 1)]
-    return {"tokens": tokens / rounds, "accepted": reached, "positions": len(whole), "replies": len(runs)}
+    return {
+        "tokens": sum(tokens for tokens, _ in each) / sum(rounds for _, rounds in each),
+        "accepted": [float((whole >= step).mean()) for step in range(1, MEASURED_STEPS + 1)],
+        "positions": len(whole),
+        "replies": len(runs),
+        "each": each,
+    }
+
+
+def rounds_in_turn(run: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """The tokens of a reply, and the rounds that bring them one after the other."""
+    rounds = place = 0
+    while place < len(run):
+        rounds, place = rounds + 1, place + int(run[place]) + 1
+    return place, rounds
 
 
 @torch.no_grad()
