@@ -30,7 +30,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, BinaryIO, cast
+
+import numpy as np
 
 import ondevice
 from benchmarks.command import add_threads, command_line
@@ -41,7 +43,8 @@ from ondevice.bundle_format.tensor_table import is_plain, target_shapes
 from ondevice.cli.bench.measure import PLAIN
 from ondevice.cli.bench.speed import SpeedCase, SpeedTest, run_cases
 from ondevice.cli.info import bundle_facts
-from ondevice.quality import CHUNK, TEXT, measure, text_ids
+from ondevice.engines.protocol import Engine, Outputs, Rows
+from ondevice.quality import CHUNK, TEXT, Quality, measure, text_ids
 from ondevice_export import export
 from ondevice_export.calibration.source import TEXT as CALIBRATION_TEXT
 from ondevice_export.gguf.file import GgufFile
@@ -104,25 +107,81 @@ class Truth:
     """The weights of a file in float32, and the text on which others are compared with them.
 
     source : the file
+    directory : keeps the weights in float32 and what they predict, which is computed once
     tokens : number of tokens of the text; None for all
     """
 
     def __init__(self, source: Path, directory: Path, tokens: int | None) -> None:
         self._source = source
-        self._reference = Bundle.open(export(source, directory / "float", quantize="none", drafter="none"))
+        place = directory / "float"
+        if not place.exists():
+            export(source, place, quantize="none", drafter="none")
+        self._reference = Bundle.open(place)
         self._ids = text_ids(TEXT.read_text("utf-8"), self._reference, self._reference)[:tokens]
+        self._logits = directory / f"float-{len(self._ids)}.dat"
 
     def compare(self, place: Path, name: str) -> Result:
         """Compare a bundle with it."""
         bundle = Bundle.open(place)
-        with ondevice.load(self._reference.path, engine="ort") as original, ondevice.load(place) as model:
-            found = measure(model.engine, original.engine, self._ids, model.manifest.first_token_id)
+        with ondevice.load(place) as model:
+            found = self._measure(model)
         bits = bundle_facts(bundle)["bits_per_weight"]["average"]
         return Result(
             self._source.stem, "ondevice", name, round(bits * _weights(bundle) / 8), bits, found.tokens, found.kl.value,
             found.kl.error, found.same_top.value, found.same_top.error, found.perplexity.value,
             found.reference_perplexity.value,
         )  # fmt: skip
+
+    def _measure(self, model: Model) -> Quality:
+        first, recorded = model.manifest.first_token_id, self._logits
+        if recorded.exists():
+            with recorded.open("rb") as file:
+                reader = _Recorded(file, model.manifest.target.vocab_size, model.context_length)
+                return measure(model.engine, cast(Engine, reader), self._ids, first)
+        unfinished = recorded.with_suffix(".part")
+        with ondevice.load(self._reference.path, engine="ort") as original, unfinished.open("wb") as file:
+            found = measure(model.engine, cast(Engine, _Recorder(original.engine, file)), self._ids, first)
+        unfinished.rename(recorded)
+        return found
+
+
+class _Recorder:
+    """An engine, for `measure`, whose logits are written to a file."""
+
+    def __init__(self, engine: Engine, file: BinaryIO) -> None:
+        self._engine, self._file = engine, file
+        self.context_length, self.open_session = engine.context_length, engine.open_session
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        found = self._engine.forward(batch)
+        for each in found:
+            self._file.write(each.logits.tobytes())
+        return found
+
+
+class _Recorded:
+    """An engine, for `measure`, and its session: gives the logits of a file in the order in which they were written."""
+
+    def __init__(self, file: BinaryIO, vocab_size: int, context_length: int) -> None:
+        self._file, self._vocab_size, self.context_length = file, vocab_size, context_length
+
+    def open_session(self) -> _Recorded:
+        return self
+
+    def max_rows(self) -> int:
+        return self.context_length
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Does nothing: every row was computed with all rows before it."""
+
+    def close(self) -> None:
+        """Does nothing: the file is read on by the next session."""
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        [rows] = batch
+        read = self._file.read(4 * len(rows.wanted) * self._vocab_size)
+        logits = np.frombuffer(read, np.float32).reshape(len(rows.wanted), self._vocab_size)
+        return [Outputs(logits, np.empty((len(logits), 0), np.float32))]
 
 
 def measure_formats(source: Path, formats: Sequence[str], directory: Path, tokens: int | None) -> Iterator[Result]:
@@ -247,7 +306,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--tokens", type=int, metavar="N", help="use only the beginning of the text")
     parser.add_argument("--speed", action="store_true", help="add the decoding speed of the results of the file")
-    text = "a directory for this model's files: those of llama.cpp are found there again (default: a temporary one)"
+    text = "keep this model's files there, where a further run finds them (default: a temporary directory)"
     parser.add_argument("--files", type=Path, metavar="DIRECTORY", help=text)
     add_threads(parser)
     arguments = parser.parse_args()

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 
 from benchmarks.publish import pages
 from benchmarks.publish.quality import draw, page_table, publish, same_file_table
 from benchmarks.quality import formats
-from benchmarks.quality.formats import SPEED_ROUNDS, Result, _llama_result, with_speeds, write_results
+from benchmarks.quality.formats import (
+    SPEED_ROUNDS,
+    Result,
+    _llama_result,
+    _Recorded,
+    _Recorder,
+    with_speeds,
+    write_results,
+)
+from ondevice.engines.protocol import Engine, Outputs, Rows
+from ondevice.quality import CHUNK, measure
+from tests.fixtures.toy_engine import VOCAB, ToyEngine
 
 PRINTED = """
 chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            Same top p
@@ -125,3 +139,23 @@ def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatc
     assert [each.tokens_per_second for each in found[:3]] == [105, 105, 200]  # the last one was known
     assert math.isnan(found[3].tokens_per_second)  # the file of another line
     assert found[4].tokens_per_second == 56
+
+
+class Flatter(ToyEngine):
+    """Less sure of everything than the toy."""
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        return [Outputs(np.divide(each.logits, 2, dtype=np.float32), each.hidden) for each in super().forward(batch)]
+
+
+def test_recorded_logits_are_a_reference(tmp_path: Path) -> None:
+    ids = np.random.default_rng(1).integers(3, VOCAB, 2 * CHUNK).tolist()
+    model, reference = ToyEngine(CHUNK), Flatter(CHUNK)
+    expected = measure(model, reference, ids, None)
+    assert expected.kl.value > 0
+    path = tmp_path / "logits"
+    with path.open("wb") as file:
+        assert measure(model, cast(Engine, _Recorder(reference, file)), ids, None) == expected
+    with path.open("rb") as file:
+        assert measure(model, cast(Engine, _Recorded(file, VOCAB, CHUNK)), ids, None) == expected
+        assert file.read() == b""
