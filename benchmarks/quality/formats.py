@@ -138,7 +138,7 @@ class Truth:
             with recorded.open("rb") as file:
                 reader = _Recorded(file, model.manifest.target.vocab_size, model.context_length)
                 return measure(model.engine, cast(Engine, reader), self._ids, first)
-        unfinished = recorded.with_suffix(".part")
+        unfinished = recorded.with_name(f"unfinished-{recorded.name}")
         with ondevice.load(self._reference.path, engine="ort") as original, unfinished.open("wb") as file:
             found = measure(model.engine, cast(Engine, _Recorder(original.engine, file)), self._ids, first)
         unfinished.rename(recorded)
@@ -202,10 +202,10 @@ def measure_llama(
 ) -> Iterator[Result]:
     """Quantise a file with llama.cpp, let it compare each result with the weights in F16, and compare it here too."""
     truth = Truth(source, directory, tokens)
-    plain, base = _as_f16(source, programs, directory), directory / "f16.dat"
+    plain, base = _as_f16(source, programs, directory), directory / f"f16-{tokens}.dat"
     chunks = [] if tokens is None else ["--chunks", str(tokens // CHUNK)]
     perplexity: list[Any] = [programs / "llama-perplexity", "-f", TEXT, "-c", CHUNK, "-b", CHUNK, *chunks]
-    run_program(*perplexity, "-m", plain, "--kl-divergence-base", base)
+    _made(base, lambda place: run_program(*perplexity, "-m", plain, "--kl-divergence-base", place))
     for name in types:
         rounded = quantize_llama(plain, name, programs, directory)
         printed = run_program(*perplexity, "-m", rounded, "--kl-divergence-base", base, "--kl-divergence").stdout
@@ -215,24 +215,28 @@ def measure_llama(
 
 def _as_f16(source: Path, programs: Path, directory: Path) -> Path:
     """The path of a file's weights in F16, which llama.cpp has dequantised."""
-    plain = directory / "f16.gguf"
-    if not plain.exists():
-        run_program(programs / "llama-quantize", "--allow-requantize", source, plain, "F16")
-    return plain
+    program = programs / "llama-quantize"
+    return _made(directory / "f16.gguf", lambda place: run_program(program, "--allow-requantize", source, place, "F16"))
+
+
+def _made(path: Path, make: Callable[[Path], object]) -> Path:
+    """A file, made if there is none yet; until it is complete it has another name."""
+    if not path.exists():
+        unfinished = path.with_name(f"unfinished-{path.name}")
+        make(unfinished)
+        unfinished.rename(path)
+    return path
 
 
 def quantize_llama(plain: Path, name: str, programs: Path, directory: Path) -> Path:
     """The path of a file that llama.cpp has quantised to one of `TYPES`."""
     options: list[Any] = ["--token-embedding-type", "q8_0"]
     if TYPES[name]:
-        matrix = directory / "imatrix.gguf"
-        if not matrix.exists():
-            run_program(programs / "llama-imatrix", "-m", plain, "-f", CALIBRATION_TEXT, "-o", matrix, "-c", CHUNK)
-        options += ["--imatrix", matrix]
-    rounded = directory / f"{name}.gguf"
-    if not rounded.exists():
-        run_program(programs / "llama-quantize", *options, plain, rounded, name.partition(",")[0])
-    return rounded
+        text = ["-f", CALIBRATION_TEXT, "-c", CHUNK, "--no-ppl"]
+        make = partial(run_program, programs / "llama-imatrix", "-m", plain, *text, "-o")
+        options += ["--imatrix", _made(directory / "imatrix.gguf", make)]
+    program, kind = programs / "llama-quantize", name.partition(",")[0]
+    return _made(directory / f"{name}.gguf", lambda place: run_program(program, *options, plain, place, kind))
 
 
 def _size(gguf: Path) -> tuple[int, float]:

@@ -129,7 +129,7 @@ def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(formats, "export", lambda _source, place, **_options: place.name)
     monkeypatch.setattr("ondevice.load", lambda bundle, threads: nullcontext(bundle))
     monkeypatch.setattr(formats, "_speed", run)
-    monkeypatch.setattr(formats, "run_program", lambda *_words: None)
+    monkeypatch.setattr(formats, "_made", lambda path, _make: path)
     monkeypatch.setattr(formats, "decoding_speed", lambda _program, gguf, _threads, _tokens: run(gguf.stem))
     known, *others = (replace(each, tokens_per_second=math.nan) for each in results())
     given = [known, replace(known, format="int4, calibrated"), *others]
