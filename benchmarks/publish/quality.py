@@ -2,9 +2,9 @@
 
     python -m benchmarks.publish.quality FILE...
 
-Their table goes into docs/quality.md, into the first page of the results and into the page on quality, and the picture
-of docs/quality.md is drawn. docs/quality.md and the page on quality also have a table of the files that both engines
-ran.
+Their tables go into docs/quality.md and into the page on quality, with a table of the files that both engines ran, and
+the first one into the first page of the results. The picture of docs/quality.md is drawn. Where no speed was measured,
+there is no column of speeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def publish(files: Sequence[Path]) -> None:
     shown = f"![KL divergence of every format over its bytes]({picture.name})"
     fill(pages.QUALITY, f"\n## Measured\n\n{shown}\n\n{measured}{twice}")
     fill(pages.RESULTS / "quality.md", measured + twice, ROUNDING)
-    fill(pages.FIRST_PAGE, measured, FIRST_QUALITY)
+    first, *_ = _by_model(results).values()
+    fill(pages.FIRST_PAGE, page_table(first), FIRST_QUALITY)
     picture.write_text(draw(results), "utf-8")
 
 
@@ -59,8 +60,8 @@ def page_table(results: Sequence[Result]) -> str:
             for each in sorted(own, key=lambda each: (each.by != "ondevice", each.kl))
         ]
         titles = [model, "MB", "bits per weight", "KL divergence", "same top token", "perplexity", "tokens/s"]
-        first = own[0]
-        parts += [table(titles, rows, left={model}), ""]
+        first, columns = own[0], len(titles) if _timed(own) else -1
+        parts += [table(titles[:columns], [row[:columns] for row in rows], left={model}), ""]
         parts += [f"{first.tokens} tokens; perplexity of the file's own weights {first.reference_perplexity:.2f}.", ""]
     return "\n".join(parts)
 
@@ -113,11 +114,15 @@ def draw(results: Sequence[Result]) -> str:
             radius = 4.0 if math.isnan(speed) else LARGEST_DOT * math.sqrt(speed / fastest)
             marks.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:.1f}"/>')
             marks.append(text(x + LARGEST_DOT + 3, labels[each.format] + 4, each.format, "quiet"))
-    below = "blue: ondevice; grey: llama.cpp; the area of a dot is the speed of decoding"
+    below = "blue: ondevice; grey: llama.cpp" + "; the area of a dot is the speed of decoding" * _timed(results)
     marks.append(text(60, 452, below, "quiet"))
     width = 60 + 440 * len(models)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 464" width="{width}" height="464">'
     return "\n".join([head, f"<style>\n{STYLE}\n{DOTS}\n</style>", *marks, "</svg>\n"])
+
+
+def _timed(results: Sequence[Result]) -> bool:
+    return not all(math.isnan(each.tokens_per_second) for each in results)
 
 
 def _height(panel: Panel, kl: float) -> float:

@@ -83,6 +83,8 @@ def test_the_table_has_a_line_per_format() -> None:
     assert cells[3] == ["int4", "90.0", "4.50", "0.2800 ± 0.0056", "90.0%", "20.00", "300"]
     assert cells[4][6] == ""  # not measured
     assert "1530 tokens; perplexity of the file's own weights 19.00." in page
+    untimed = [replace(each, tokens_per_second=math.nan) for each in lines()]
+    assert "tokens/s" not in page_table(untimed)
 
 
 def test_files_that_both_ran_have_a_table_of_their_own() -> None:
