@@ -37,6 +37,7 @@ PARTS = {
     "oracle": (
         "engines/test_drafters_of_families.py",
         "export",
+        "published_models/test_against_llama.py",
         "published_models/test_against_transformers.py",
         "recipe",
     ),

@@ -1,9 +1,11 @@
 """How long does an export of a real shape take, and does it stay within 1.5 GB of memory?
 
     python -m benchmarks.memory.export [SIZE] [--out BUNDLE] [--zeros]
+    python -m benchmarks.memory.export [SIZE] --calibrate
 
 Writes a bf16 checkpoint of random weights, 10.2 GB for E2B, and exports it in a process of its own. The bound is 1.5 GB
-resident. Where the disk has no room for a checkpoint, its weights can be zeros in a file that takes none.
+resident, and 3 GB with `--calibrate`, which runs the built-in text with the published tokenizer of Gemma 3. Where the
+disk has no room for a checkpoint, its weights can be zeros in a file that takes none.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,7 @@ from tqdm import tqdm
 
 from benchmarks.bundles.gemma4 import TARGETS, target_fields
 from benchmarks.command import command_line
+from models.published import NotFetchedError, fetch
 from ondevice import machine
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.cli.bench.tables import table
@@ -34,7 +38,7 @@ from ondevice_export.checkpoint.named_tensors import TensorNames
 from ondevice_export.export_options import WEIGHT_FORMATS
 from ondevice_export.families import read_target
 
-BOUND_GB = 1.5
+BOUND_GB, CALIBRATED_BOUND_GB = 1.5, 3.0
 PREFIX = "model."
 BLOCK = 1 << 24
 """Random weights made; they repeat, which no part of an export notices."""
@@ -85,6 +89,20 @@ def _header(shapes: Shapes) -> dict[str, Any]:
     return header
 
 
+def add_tokenizer(directory: Path) -> None:
+    """Copy Gemma 3's tokenizer into a checkpoint.
+
+    Raises:
+        SystemExit: it cannot be had.
+    """
+    try:
+        found = fetch("gemma3-tokenizer", lambda message: print(message, file=sys.stderr))
+    except NotFetchedError as error:
+        raise SystemExit(str(error)) from error
+    for file in found.iterdir():
+        shutil.copy(file, directory)
+
+
 @dataclass(frozen=True)
 class Measurement:
     seconds: float
@@ -110,6 +128,7 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("size", nargs="?", choices=TARGETS, default="E2B")
     parser.add_argument("--quantize", default="int4", choices=tuple(WEIGHT_FORMATS))
+    parser.add_argument("--calibrate", action="store_true", help="round by what a text says of the inputs")
     parser.add_argument("--dir", type=Path, help="where the checkpoint goes (default: the temporary directory)")
     parser.add_argument("--out", type=Path, help="where to leave the bundle (default: nowhere)")
     parser.add_argument("--zeros", action="store_true", help="weights of zero, which take no room")
@@ -118,12 +137,16 @@ def main() -> int:
         target = Path(name, f"gemma-4-{args.size}-shape")
         target.mkdir()
         weights = write_checkpoint(target, args.size, zeros=args.zeros)
-        found = measure(target, args.out or Path(name, "bundle"), ["--quantize", args.quantize])
+        options = ["--quantize", args.quantize]
+        if args.calibrate:
+            add_tokenizer(target)
+            options.append("--calibrate")
+        found = measure(target, args.out or Path(name, "bundle"), options)
     rate = weights / found.cpu_seconds / 1e6
     row = [
         args.size,
         f"{weights / 1e9:.2f} G",
-        args.quantize,
+        args.quantize + ", calibrated" * args.calibrate,
         f"{found.seconds:.0f}",
         f"{found.cpu_seconds:.0f}",
         f"{rate:.0f}",
@@ -133,7 +156,7 @@ def main() -> int:
     print(table(TITLES, [row], left={"model", "quantize"}))
     system = f"{machine.processor_name()}, {os.cpu_count()} threads, {machine.os_name()}"
     print(f"\n{system}, Python {platform.python_version()}")
-    return 0 if found.peak_gb < BOUND_GB else 1
+    return 0 if found.peak_gb < (CALIBRATED_BOUND_GB if args.calibrate else BOUND_GB) else 1
 
 
 if __name__ == "__main__":

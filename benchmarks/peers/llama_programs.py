@@ -64,6 +64,17 @@ class LlamaBench:
         return tests
 
 
+def decoding_speed(program: Path, gguf: Path, threads: int, tokens: int) -> float:
+    """Tokens per second of llama-bench that generates some tokens once, warmed up by the program.
+
+    Raises:
+        SystemExit: the program does not run, or cannot read the file.
+    """
+    options = ["--n-prompt", 0, "--n-gen", tokens, "--repetitions", 1, "--output", "json"]
+    found = run_program(program, "--model", gguf, "--threads", threads, *options).stdout
+    return float(json.loads(found)[0]["avg_ts"])
+
+
 @dataclass(frozen=True)
 class BatchedBench:
     """llama-batched-bench, a GGUF file and a number of threads."""

@@ -106,7 +106,7 @@ def forwards(table: Sequence[dict[str, str]]) -> Iterator[str]:
         kind = name.replace(".", "")
         path = " L".join(f"{panel.x(x)} {panel.y(y)}" for x, y in points)
         yield f'<path class="line {kind}" d="M{path}"/>'
-    for name, y in _apart({name: panel.y(points[-1][1]) for name, points in series.items()}, 15).items():
+    for name, y in apart({name: panel.y(points[-1][1]) for name, points in series.items()}, 15).items():
         yield text(panel.x(MAX_ROWS) + 8, y + 4, ENGINES[name], name.replace(".", ""))
 
 
@@ -166,7 +166,7 @@ def _bar(panel: Panel, top: float, value: tuple[float, float, float], kind: str)
     yield text(panel.x(high) + 5, top + 10, f"{mean:.0f}", "quiet")
 
 
-def _apart(heights: dict[str, float], least: float) -> dict[str, float]:
+def apart(heights: dict[str, float], least: float) -> dict[str, float]:
     """The same heights, moved down if two labels would overlap."""
     moved: dict[str, float] = {}
     for name, y in sorted(heights.items(), key=lambda item: item[1]):

@@ -2,13 +2,13 @@
 
     python -m benchmarks.publish.quality FILE...
 
-Their table goes into docs/quality.md, into the first page of the results and into the page on quality, and the picture
-of docs/quality.md is drawn.
+Their tables go into docs/quality.md and into the page on quality, with a table of the files that both engines ran, and
+the first one into the first page of the results. The picture of docs/quality.md is drawn. Where no speed was measured,
+there is no column of speeds.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,65 +16,122 @@ from pathlib import Path
 from benchmarks.command import command_line
 from benchmarks.publish import pages
 from benchmarks.publish.pages import FIRST_QUALITY, ROUNDING, fill
-from benchmarks.publish.picture import STYLE, Panel, text
-from benchmarks.quality.formats import Result
+from benchmarks.publish.picture import STYLE, Panel, apart, text
+from benchmarks.quality.formats import SAME_FILE, Result, read_results
 from ondevice.cli.bench.tables import table
+
+DOTS = """\
+circle { fill-opacity: 0.55 }
+circle.simd { stroke: none; fill: #0969da }
+circle.llamacpp { stroke: none; fill: #6e7781 }"""
+
+LARGEST_DOT = 11
+"""Radius of the dot of the fastest format."""
 
 
 def publish(files: Sequence[Path]) -> None:
     """Write the tables and the picture."""
-    results = [Result(**each) for file in files for each in json.loads(file.read_text("utf-8"))]
+    found = [each for file in files for each in read_results(file)]
+    results = [each for each in found if SAME_FILE not in each.format]
     picture, measured = pages.QUALITY.with_suffix(".svg"), page_table(results)
+    twice = same_file_table(found)
     shown = f"![KL divergence of every format over its bytes]({picture.name})"
-    fill(pages.QUALITY, f"\n## Measured\n\n{shown}\n\n{measured}")
-    fill(pages.RESULTS / "quality.md", measured, ROUNDING)
-    fill(pages.FIRST_PAGE, measured, FIRST_QUALITY)
+    fill(pages.QUALITY, f"\n## Measured\n\n{shown}\n\n{measured}{twice}")
+    fill(pages.RESULTS / "quality.md", measured + twice, ROUNDING)
+    first, *_ = _by_model(results).values()
+    fill(pages.FIRST_PAGE, page_table(first), FIRST_QUALITY)
     picture.write_text(draw(results), "utf-8")
 
 
 def page_table(results: Sequence[Result]) -> str:
     """A table per model."""
     parts = []
-    for model in dict.fromkeys(each.model for each in results):
-        own = [each for each in results if each.model == model]
+    for model, own in _by_model(results).items():
         rows = [
             [
                 each.format,
-                f"{each.bytes / 1e6:.0f}",
-                "" if math.isnan(each.bits) else f"{each.bits:.2f}",
+                f"{each.bytes / 1e6:.1f}",
+                f"{each.bits:.2f}",
                 f"{each.kl:.4f} ± {each.kl_error:.4f}",
                 f"{each.same_top:.1%}",
                 f"{each.perplexity:.2f}",
+                "" if math.isnan(each.tokens_per_second) else f"{each.tokens_per_second:.0f}",
             ]
             for each in sorted(own, key=lambda each: (each.by != "ondevice", each.kl))
         ]
-        titles = [model, "MB", "bits per weight", "KL divergence", "same top token", "perplexity"]
-        first = own[0]
-        parts += [table(titles, rows, left={model}), ""]
+        titles = [model, "MB", "bits per weight", "KL divergence", "same top token", "perplexity", "tokens/s"]
+        first, columns = own[0], len(titles) if _timed(own) else -1
+        parts += [table(titles[:columns], [row[:columns] for row in rows], left={model}), ""]
         parts += [f"{first.tokens} tokens; perplexity of the file's own weights {first.reference_perplexity:.2f}.", ""]
     return "\n".join(parts)
 
 
+def same_file_table(results: Sequence[Result]) -> str:
+    """A table per model of the files of llama.cpp that ondevice ran too, with the figures of both; empty if none."""
+    parts = []
+    for model, own in _by_model(results).items():
+        named = {(each.by, each.format): each for each in own}
+        pairs = [
+            (each, named["ondevice", each.format + SAME_FILE])
+            for each in own
+            if each.by != "ondevice" and ("ondevice", each.format + SAME_FILE) in named
+        ]
+        rows = [
+            [
+                theirs.format,
+                *(f"{each.kl:.4f} ± {each.kl_error:.4f}" for each in (theirs, ours)),
+                *(f"{each.same_top:.1%} ± {each.same_top_error:.1%}" for each in (theirs, ours)),
+                *(f"{each.perplexity:.2f}" for each in (theirs, ours)),
+            ]
+            for theirs, ours in pairs
+        ]
+        figures = ["KL divergence", "same top token", "perplexity"]
+        titles = [model, *(f"{each}, {by}" for each in figures for by in ("llama.cpp", "ondevice"))]
+        parts += [table(titles, rows, left={model}), ""] if rows else []
+    begin = "The same files, quantised by `llama-quantize`, run by both engines:"
+    return "\n".join(["", begin, "", *parts]) if parts else ""
+
+
 def draw(results: Sequence[Result]) -> str:
-    """KL divergence over bytes, on a logarithmic axis, a panel per model."""
+    """KL divergence over bytes, on a logarithmic axis, a panel per model; the area of a dot is the decoding speed."""
     marks: list[str] = []
-    models = list(dict.fromkeys(each.model for each in results))
-    for number, model in enumerate(models):
-        own = [each for each in results if each.model == model]
-        panel = Panel(60 + 440 * number, 330, max(each.bytes for each in own) / 1e6 * 1.15, 3.0)
+    models = _by_model(results)
+    for number, (model, own) in enumerate(models.items()):
+        sizes = [each.bytes / 1e6 for each in own]
+        start = math.floor(min(sizes) / 10 - 1) * 10
+        panel = Panel(60 + 440 * number, 330, max(sizes) - start + 20, 3.0, height=330)
         marks += panel.frame(model, "megabytes of weights", ())
         for power, label in enumerate(("0.001", "0.01", "0.1", "1")):
             marks.append(f'<path class="grid" d="M{panel.left} {panel.y(power)}h{panel.width}"/>')
             marks.append(text(panel.left - 8, panel.y(power) + 4, label, "quiet", "end"))
-        marks += [panel.mark(size, f"{size}") for size in range(0, int(panel.most_x) + 1, 50)]
-        for each in own:
+        marks += [panel.mark(size - start, f"{size}") for size in range(start, int(max(sizes)) + 20, 20)]
+        places = [(panel.x(size - start), _height(panel, each.kl)) for size, each in zip(sizes, own, strict=True)]
+        speeds = [each.tokens_per_second for each in own]
+        fastest = max([0.0, *(speed for speed in speeds if not math.isnan(speed))])
+        labels = apart({each.format: y for each, (_, y) in zip(own, places, strict=True)}, 13)
+        for each, (x, y), speed in zip(own, places, speeds, strict=True):
             kind = "simd" if each.by == "ondevice" else "llamacpp"
-            x, y = panel.x(each.bytes / 1e6), panel.y(max(0.0, math.log10(each.kl) + 3))
-            marks.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"/>')
-            marks.append(text(x + 7, y + 4, each.format, "quiet"))
+            radius = 4.0 if math.isnan(speed) else LARGEST_DOT * math.sqrt(speed / fastest)
+            marks.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:.1f}"/>')
+            marks.append(text(x + LARGEST_DOT + 3, labels[each.format] + 4, each.format, "quiet"))
+    below = "blue: ondevice; grey: llama.cpp" + "; the area of a dot is the speed of decoding" * _timed(results)
+    marks.append(text(60, 452, below, "quiet"))
     width = 60 + 440 * len(models)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 340" width="{width}" height="340">'
-    return "\n".join([head, f"<style>\n{STYLE}\n</style>", *marks, "</svg>\n"])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 464" width="{width}" height="464">'
+    return "\n".join([head, f"<style>\n{STYLE}\n{DOTS}\n</style>", *marks, "</svg>\n"])
+
+
+def _timed(results: Sequence[Result]) -> bool:
+    return not all(math.isnan(each.tokens_per_second) for each in results)
+
+
+def _height(panel: Panel, kl: float) -> float:
+    return panel.y(max(0.0, math.log10(kl) + 3))
+
+
+def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
+    models = dict.fromkeys(each.model for each in results)
+    return {model: [each for each in results if each.model == model] for model in models}
 
 
 def main() -> None:

@@ -1,18 +1,33 @@
-"""The table and the picture of docs/quality.md, and figures that llama-perplexity prints."""
+"""The tables and the picture of docs/quality.md, figures that llama-perplexity prints, and speeds of formats."""
 
 from __future__ import annotations
 
-import json
 import math
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 
 from benchmarks.publish import pages
-from benchmarks.publish.quality import draw, page_table, publish
-from benchmarks.quality.formats import Result, _llama_result
+from benchmarks.publish.quality import draw, page_table, publish, same_file_table
+from benchmarks.quality import formats
+from benchmarks.quality.formats import (
+    SPEED_ROUNDS,
+    Result,
+    _llama_result,
+    _Recorded,
+    _Recorder,
+    with_speeds,
+    write_results,
+)
+from ondevice.engines.protocol import Engine, Outputs, Rows
+from ondevice.quality import CHUNK, measure
+from tests.fixtures.toy_engine import VOCAB, ToyEngine
 
 PRINTED = """
 chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            Same top p
@@ -31,42 +46,62 @@ Same top p: 95.123 ± 0.456 %
 
 
 def test_what_llama_perplexity_prints_is_read() -> None:
-    found = _llama_result(Path("model.gguf"), "Q4_0", 1234, PRINTED)
+    found = _llama_result(Path("model.gguf"), "Q4_0", PRINTED, 1234, 4.5)
     assert (found.tokens, found.kl, found.kl_error) == (2 * 255, 0.012345, 0.000678)
     assert found.same_top == pytest.approx(0.95123)
     assert (found.perplexity, found.reference_perplexity) == (21.5, 21.0)
-    assert math.isnan(found.bits)
+    assert (found.bytes, found.bits) == (1234, 4.5)
 
 
 def test_a_figure_that_is_missing_is_an_error() -> None:
     with pytest.raises(SystemExit, match="no 'Mean    KLD'"):
-        _llama_result(Path("model.gguf"), "Q4_0", 1234, "nothing")
+        _llama_result(Path("model.gguf"), "Q4_0", "nothing", 1234, 4.5)
 
 
 def results() -> list[Result]:
     ours = [
-        Result("m", "ondevice", name, size, bits, 1530, kl, kl / 50, 0.9, 0.01, 20.0, 19.0)
-        for name, size, bits, kl in (("int4", 90_000_000, 4.5, 0.28), ("int8", 140_000_000, 8.5, 0.004))
+        Result("m", "ondevice", name, size, bits, 1530, kl, kl / 50, 0.9, 0.01, 20.0, 19.0, speed)
+        for name, size, bits, kl, speed in (
+            ("int4", 90_000_000, 4.5, 0.28, 300.0),
+            ("int8", 140_000_000, 8.5, 0.004, 200.0),
+            ("Q4_0: the same file", 91_000_000, 4.55, 0.31, math.nan),
+        )
     ]
-    return [*ours, Result("m", "llama.cpp", "Q4_0", 91_000_000, math.nan, 1530, 0.3, 0.01, 0.7, 0.01, 30.0, 19.0)]
+    return [*ours, Result("m", "llama.cpp", "Q4_0", 91_000_000, 4.55, 1530, 0.3, 0.01, 0.7, 0.01, 30.0, 19.0)]
+
+
+def lines() -> list[Result]:
+    """The results of the table and the picture."""
+    return [each for each in results() if "same file" not in each.format]
 
 
 def test_the_table_has_a_line_per_format() -> None:
-    lines = page_table(results()).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert cells[0] == ["m", "MB", "bits per weight", "KL divergence", "same top token", "perplexity"]
+    page = page_table(lines()).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page if line.startswith("|")]
+    assert cells[0] == ["m", "MB", "bits per weight", "KL divergence", "same top token", "perplexity", "tokens/s"]
     assert [row[0] for row in cells[2:]] == ["int8", "int4", "Q4_0"]
-    assert cells[3] == ["int4", "90", "4.50", "0.2800 ± 0.0056", "90.0%", "20.00"]
-    assert cells[4][2] == ""
-    assert "1530 tokens; perplexity of the file's own weights 19.00." in lines
+    assert cells[3] == ["int4", "90.0", "4.50", "0.2800 ± 0.0056", "90.0%", "20.00", "300"]
+    assert cells[4][6] == ""  # not measured
+    assert "1530 tokens; perplexity of the file's own weights 19.00." in page
+    untimed = [replace(each, tokens_per_second=math.nan) for each in lines()]
+    assert "tokens/s" not in page_table(untimed)
+
+
+def test_files_that_both_ran_have_a_table_of_their_own() -> None:
+    line = "| Q4_0 | 0.3000 ± 0.0100 | 0.3100 ± 0.0062 | 70.0% ± 1.0% | 90.0% ± 1.0% | 30.00 | 20.00 |"
+    found = [" ".join(line.split()) for line in same_file_table(results()).splitlines()]
+    assert line in found
+    assert same_file_table(lines()) == ""
 
 
 def test_the_picture_has_a_dot_per_result() -> None:
-    root = ET.fromstring(draw(results()))
+    root = ET.fromstring(draw(lines()))
     dots = [each for each in root.iter() if each.tag.endswith("circle")]
     assert sorted(dot.get("class") or "" for dot in dots) == ["llamacpp", "simd", "simd"]
     heights = {dot.get("class"): float(dot.get("cy") or 0) for dot in dots}
     assert heights["llamacpp"] < heights["simd"]  # a larger loss is higher
+    areas = {float(dot.get("cx") or 0): float(dot.get("r") or 0) ** 2 for dot in dots if dot.get("class") == "simd"}
+    assert areas[min(areas)] / areas[max(areas)] == pytest.approx(300 / 200, rel=0.02)
 
 
 def test_three_pages_and_a_picture_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +113,51 @@ def test_three_pages_and_a_picture_are_written(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "results" / "quality.md").write_text((pages.RESULTS / "quality.md").read_text("utf-8"), "utf-8")
     monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
     found = tmp_path / "found.json"
-    found.write_text(json.dumps([asdict(each) for each in results()]), "utf-8")
+    write_results(found, results())
     publish([found])
-    line = "| int4 |  90 |            4.50 | 0.2800 ± 0.0056 |          90.0% |      20.00 |"
+    line = "| int4 |  90.0 |            4.50 | 0.2800 ± 0.0056 |          90.0% |      20.00 |      300 |"
     for name in ("quality.md", "RESULTS.md", "results/quality.md"):
         assert (tmp_path / name).read_text("utf-8").count(line) == 1
     assert (tmp_path / "quality.svg").exists()
+
+
+def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    turns: list[str] = []
+
+    def run(model: str) -> float:
+        turns.append(model)
+        return {"int4": 100.0, "Q4_0": 50.0}[model] + len(turns)
+
+    monkeypatch.setattr(formats, "export", lambda _source, place, **_options: place.name)
+    monkeypatch.setattr("ondevice.load", lambda bundle, threads: nullcontext(bundle))
+    monkeypatch.setattr(formats, "_speed", run)
+    monkeypatch.setattr(formats, "_made", lambda path, _make: path)
+    monkeypatch.setattr(formats, "decoding_speed", lambda _program, gguf, _threads, _tokens: run(gguf.stem))
+    known, *others = (replace(each, tokens_per_second=math.nan) for each in results())
+    given = [known, replace(known, format="int4, calibrated"), *others]
+    given[2] = results()[1]
+    found = with_speeds(Path("m.gguf"), given, tmp_path, tmp_path, 2)
+    assert turns == ["int4", "Q4_0"] * SPEED_ROUNDS
+    assert [each.tokens_per_second for each in found[:3]] == [105, 105, 200]  # the last one was known
+    assert math.isnan(found[3].tokens_per_second)  # the file of another line
+    assert found[4].tokens_per_second == 56
+
+
+class Flatter(ToyEngine):
+    """Less sure of everything than the toy."""
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        return [Outputs(np.divide(each.logits, 2, dtype=np.float32), each.hidden) for each in super().forward(batch)]
+
+
+def test_recorded_logits_are_a_reference(tmp_path: Path) -> None:
+    ids = np.random.default_rng(1).integers(3, VOCAB, 2 * CHUNK).tolist()
+    model, reference = ToyEngine(CHUNK), Flatter(CHUNK)
+    expected = measure(model, reference, ids, None)
+    assert expected.kl.value > 0
+    path = tmp_path / "logits"
+    with path.open("wb") as file:
+        assert measure(model, cast(Engine, _Recorder(reference, file)), ids, None) == expected
+    with path.open("rb") as file:
+        assert measure(model, cast(Engine, _Recorded(file, VOCAB, CHUNK)), ids, None) == expected
+        assert file.read() == b""
