@@ -59,7 +59,7 @@ frozen: $(VENV)/.dev
 SECONDS ?= 60
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 2 --dist worksteal
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
