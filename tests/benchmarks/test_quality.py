@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+import ondevice
 from benchmarks.publish import pages
 from benchmarks.publish.quality import draw, page_table, publish, same_file_table
 from benchmarks.quality import formats
@@ -129,7 +130,8 @@ def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatc
         return {"int4": 100.0, "Q4_0": 50.0}[model] + len(turns)
 
     monkeypatch.setattr(formats, "export", lambda _source, place, **_options: place.name)
-    monkeypatch.setattr("ondevice.load", lambda bundle, threads: nullcontext(bundle))
+    # not `setattr`, whose undoing would leave the name, which the package looks up late, in the package
+    monkeypatch.setitem(vars(ondevice), "load", lambda bundle, threads: nullcontext(bundle))
     monkeypatch.setattr(formats, "_speed", run)
     monkeypatch.setattr(formats, "_made", lambda path, _make: path)
     monkeypatch.setattr(formats, "decoding_speed", lambda _program, gguf, _threads, _tokens: run(gguf.stem))
