@@ -1,7 +1,7 @@
 """How much faster does each drafter make real text, greedy and sampled, and how fast is llama.cpp?
 
     python -m benchmarks.drafts.real_text BUNDLE [--human-eval FILE.jsonl] [--turns 3] [--kinds chat summary]
-        [--draft-model DRAFT] [--llama-server PROGRAM --gguf FILE [--mtp-gguf FILE]] [--json FILE] [--quick]
+        [--draft-model DRAFT] [--gguf FILE [--mtp-gguf FILE --mtp-drafts 1 2 3]] [--json FILE] [--quick]
     python -m benchmarks.drafts.real_text BUNDLE --instructions --gguf FILE.gguf --tokens 128 --json FILE
     python -m benchmarks.drafts.real_text BUNDLE --settings mtp --before 27000 --busy 1    # long context, busy core
     python -m benchmarks.drafts.real_text --merge FILE FILE     # the tables of several runs, as of one
@@ -15,6 +15,11 @@ that of plain decoding; if one is not, the run fails.
 All settings run a prompt before the next one starts, each time beginning with another setting, and are compared turn by
 turn. The file of `--json` is written after each prompt; a run that was ended goes on behind the prompts that it has.
 
+`--gguf` measures llama.cpp too, by the package `xllamacpp`: without drafts, with each of its n-gram drafts, and, with
+`--mtp-gguf`, with MTP drafts of each length: of this length, ended by the least probability of `P_MIN`, and sampled.
+Each setting has a process of its own, which is started for a prompt and ended: several with a large model would not fit
+into memory.
+
 Greedy text of small models often repeats itself, which flatters every drafter. So all means are also taken over the
 prompts whose greedy reply does not: less than a quarter of its tokens lie in an 8-gram that occurs more than once.
 """
@@ -24,11 +29,12 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -46,8 +52,8 @@ from benchmarks.drafts.real_text_tables import (
     seen_grams,
     write,
 )
-from benchmarks.peers.llama_server import Completion, LlamaServer, add_llama_server, speculative, version
-from benchmarks.peers.xllamacpp_worker import LlamaProcess
+from benchmarks.peers.xllamacpp_worker import PLAIN as LLAMA_PLAIN
+from benchmarks.peers.xllamacpp_worker import LlamaProcess, Speculation, mtp_ways
 from benchmarks.speed.busy import busy_processes
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE
@@ -90,8 +96,10 @@ SAMPLED = {"top_k": 64, "top_p": 0.95}
 UNFILTERED = {"top_k": 0, "top_p": 1.0}
 """How replies at temperature 1 are sampled: from Gemma's default, or from the whole distribution."""
 
-LLAMA_DRAFTS = ("NONE", "NGRAM_SIMPLE", "NGRAM_MAP_K", "NGRAM_MOD", "NGRAM_CACHE")
-"""llama.cpp's kinds of drafts without a model, in the package `xllamacpp`; its lookahead decoding is not among them."""
+LLAMA_NGRAMS = ("NGRAM_SIMPLE", "NGRAM_MAP_K", "NGRAM_MOD", "NGRAM_CACHE")
+"""llama.cpp's kinds of drafts without a model; its lookahead decoding is not in the package."""
+P_MIN = 0.75
+"""The least probability of a drafted token, where llama.cpp's drafts have one: its own default until it became 0."""
 
 BUSY_S = 7200
 """Busy processes end after this time at the latest."""
@@ -172,15 +180,8 @@ def behind_source(model: Model, prompt: Prompt, characters: int) -> Prompt:
     return [start, *source[1:], *ids]
 
 
-class Server(Protocol):
-    """llama.cpp with a model, in a process of its own."""
-
-    def complete(self, token_ids: Sequence[int], options: dict[str, Any]) -> Completion:
-        """Reply to a prompt; see `LlamaServer.complete`."""
-        ...
-
-
-Servers = Mapping[str, Server]
+Processes = Mapping[str, Callable[[], AbstractContextManager[LlamaProcess]]]
+"""Functions that start llama.cpp, by the name of the setting."""
 
 
 def measure(
@@ -193,7 +194,7 @@ def measure(
     skip: int = 0,
     sampled: Mapping[str, Any] = SAMPLED,
     known: Sequence[Record] = (),
-    servers: Servers | None = None,
+    llama: Processes | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Record]]:
     """Measure every prompt in every setting, greedy and sampled; yields the records of one prompt after another.
@@ -204,7 +205,7 @@ def measure(
         skip: number of each kind's prompts that come before the given ones, for the records.
         sampled: keywords of `Model.stream` at temperatures above 0.
         known: records of prompts that are left out.
-        servers: llama.cpp's, by setting.
+        llama: llama.cpp's settings.
         progress: called after every reply of ours.
 
     Raises:
@@ -218,16 +219,18 @@ def measure(
             start = number % len(variants)
             rotated = [*variants[start:], *variants[:start]]
             repeated, records = 0.0, list[Record]()
-            for temperature in TEMPERATURES:
-                case = _case(kind.name, number, temperature, tokens, sampled)
+            cases = [_case(kind.name, number, temperature, tokens, sampled) for temperature in TEMPERATURES]
+            for case in cases:
                 found = list(run_in_turns(rotated, [prompt], case.options, turns, progress))
                 runs = {setting_name(each.configuration): [turn[each] for turn in found] for each in variants}
                 check_equal(f"{kind.name}, prompt {number}", runs)
-                if temperature == 0:
+                if case.temperature == 0:
                     repeated = repeated_share(runs[PLAIN_NAME][0].token_ids)
                 records += [_record(case, setting, replies, repeated) for setting, replies in runs.items()]
-                if servers:
-                    records += _of_servers(servers, case, model.encode(prompt), turns=turns, repeated=repeated)
+            for setting, begin in (llama or {}).items():
+                with begin() as process:
+                    ids = model.encode(prompt)
+                    records += _llama_records(process, setting, cases, ids, turns=turns, repeated=repeated)
             yield records
 
 
@@ -291,21 +294,21 @@ def _record(case: Case, setting: str, runs: Sequence[Run], repeated: float) -> R
     )
 
 
-def _of_servers(servers: Servers, case: Case, ids: Sequence[int], *, turns: int, repeated: float) -> Iterator[Record]:
-    """The same prompt on llama.cpp, in turns as well; its replies are its own, as its arithmetic is.
+def _llama_records(
+    process: LlamaProcess, setting: str, cases: Sequence[Case], ids: Sequence[int], *, turns: int, repeated: float
+) -> Iterator[Record]:
+    """The same prompt on llama.cpp; its replies are its own, as its arithmetic is.
 
     Each turn has another seed, and a greedy reply is made once: some of its n-grams remember what they wrote, and would
     propose a whole reply that they have seen.
     """
-    options: dict[str, Any] = {"min_p": 0.0, **case.options}
-    tokens, seed = options.pop("max_new_tokens"), options["seed"]
-    found: dict[str, list[Completion]] = {setting: [] for setting in servers}
-    for turn in range(turns if case.temperature else 1):
-        order = list(servers)
-        for setting in [*order[turn % len(order) :], *order[: turn % len(order)]]:
-            fields = {**options, "n_predict": tokens, "seed": seed + 100_000 * turn}
-            found[setting].append(servers[setting].complete(ids, fields))
-    for setting, replies in found.items():
+    for case in cases:
+        options: dict[str, Any] = {"min_p": 0.0, **case.options}
+        tokens, seed = options.pop("max_new_tokens"), options["seed"]
+        replies = [
+            process.complete(ids, {**options, "n_predict": tokens, "seed": seed + 100_000 * turn})
+            for turn in range(turns if case.temperature else 1)
+        ]
         length = replies[0].tokens
         seconds = [reply.seconds * length / reply.tokens for reply in replies]
         yield Record(
@@ -333,9 +336,13 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             "before": arguments.before,
             "busy": arguments.busy,
             "left_out": [*left_out],
+            "settings": arguments.settings,
             "sampled": sampled,
         }
-        servers = _servers(arguments, model.threads, stack, facts)
+        llama = _llama(arguments, model.threads)
+        if llama:
+            with llama[PLAIN_NAME]() as process:
+                facts["versions"] |= {"xllamacpp": process.version}
         part = slice(arguments.skip, None if arguments.limit is None else arguments.skip + arguments.limit)
         kinds = [
             Scenario(each.name, tuple(behind_source(model, prompt, arguments.before) for prompt in each.prompts[part]))
@@ -364,7 +371,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             skip=arguments.skip,
             sampled=sampled,
             known=records,
-            servers=servers,
+            llama=llama,
             progress=bar.update,
         ):
             records += found
@@ -373,23 +380,14 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
     return records, facts
 
 
-def _servers(arguments: argparse.Namespace, threads: int, stack: ExitStack, facts: dict[str, Any]) -> dict[str, Server]:
-    """llama.cpp's settings on the GGUF file, if there is one: by the program that is named, or else by xllamacpp."""
+def _llama(arguments: argparse.Namespace, threads: int) -> Processes:
+    """llama.cpp's settings on the GGUF file, if there is one."""
     if arguments.gguf is None:
         return {}
-    if arguments.llama_server is None:
-        processes = {
-            kind.lower().replace("none", PLAIN_NAME): stack.enter_context(LlamaProcess(arguments.gguf, threads, kind))
-            for kind in LLAMA_DRAFTS
-        }
-        facts["versions"] |= {"xllamacpp": processes[PLAIN_NAME].version}
-        return {**processes}
-    facts["versions"] |= {"llama.cpp": version(arguments.llama_server)}
-    ways = speculative(arguments.mtp_gguf, arguments.mtp_drafts)
-    return {
-        name: stack.enter_context(LlamaServer(arguments.llama_server, arguments.gguf, threads, options))
-        for name, options in ways.items()
-    }
+    ways = {PLAIN_NAME: LLAMA_PLAIN, **{kind.lower(): Speculation(kind) for kind in LLAMA_NGRAMS}}
+    if arguments.mtp_gguf is not None:
+        ways |= mtp_ways(arguments.mtp_gguf, arguments.mtp_drafts, P_MIN)
+    return {name: partial(LlamaProcess, arguments.gguf, threads, way) for name, way in ways.items()}
 
 
 def _earlier(path: Path | None, facts: Mapping[str, Any]) -> list[Record]:
@@ -426,14 +424,18 @@ def main() -> None:
         "--json", type=Path, metavar="FILE", help="write all figures to this file too, or go on with it"
     )
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="print the tables of such files")
-    add_llama_server(parser)
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="measure llama.cpp with this file too")
+    parser.add_argument("--mtp-gguf", type=Path, metavar="FILE", help="its MTP drafter")
+    parser.add_argument(
+        "--mtp-drafts", type=int, nargs="+", default=[3], metavar="N", help="MTP tokens of a draft (default: 3)"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         vars(arguments).update(QUICK)
     if (arguments.directory is None) == (arguments.merge is None):
         parser.error("give either a bundle or --merge")
-    if arguments.llama_server is not None and arguments.gguf is None:
-        parser.error("--llama-server needs --gguf")
+    if arguments.mtp_gguf is not None and arguments.gguf is None:
+        parser.error("--mtp-gguf needs --gguf")
     if arguments.tokens < SHORTEST or arguments.turns < 1:
         parser.error(f"--tokens must be at least {SHORTEST}, --turns at least 1")
     try:

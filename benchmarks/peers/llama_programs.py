@@ -32,6 +32,13 @@ def run_program(*words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def version(program: Path) -> str:
+    """The program's own name and version."""
+    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    lines = [line for line in (found.stderr + found.stdout).splitlines() if line.startswith("version")]
+    return lines[0].removeprefix("version: ") if lines else "unknown"
+
+
 class LlamaBench:
     """llama-bench, a GGUF file and a number of threads; `version` and `model` are as printed by the program."""
 

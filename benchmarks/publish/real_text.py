@@ -1,8 +1,9 @@
 """Publish a measurement of real text: JSON files of `benchmarks.drafts.real_text`.
 
-    python -m benchmarks.publish.real_text FILE... [--other-cpu | --trained-drafter]
+    python -m benchmarks.publish.real_text FILE... [--other-cpu | --llama-lengths | --trained-drafter]
 
-Its tables go into `results/real-text.md`, with `--other-cpu` below the heading of a second machine, and with
+Its tables go into `results/real-text.md`, with `--other-cpu` below the heading of a second machine, with
+`--llama-lengths` below that of a comparison with all lengths of llama.cpp's drafts (`--mtp-drafts 1 2 3 ...`), and with
 `--trained-drafter` (`benchmarks.drafts.real_text --instructions`) into `results/published-models.md`. From these the
 figures that README.md, docs/drafting.md and the first page of the results quote are written, and the README's picture
 is drawn; without a file, only this second step is done. In each page, the text between the lines `<!-- measured -->`
@@ -18,9 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.command import command_line
-from benchmarks.drafts.real_text_tables import DRAFT_MODEL, TEMPERATURES, merge, report
+from benchmarks.drafts.real_text import HUMAN_EVAL
+from benchmarks.drafts.real_text_tables import DRAFT_MODEL, LLAMA, TEMPERATURES, merge, report
 from benchmarks.publish import pages
-from benchmarks.publish.pages import OTHER_CPU, REAL_TEXT, TRAINED, all_results, fill, read_interval, read_tables
+from benchmarks.publish.pages import (
+    LLAMA_LENGTHS,
+    OTHER_CPU,
+    REAL_TEXT,
+    TRAINED,
+    all_results,
+    fill,
+    read_interval,
+    read_tables,
+)
 from benchmarks.publish.picture import draw
 from ondevice.cli.bench.tables import table
 
@@ -68,16 +79,18 @@ def results_text(files: list[Path]) -> str:
     """The command, the tables and the conditions of JSON files, for the page on real text."""
     records, facts = merge(files)
     most = max(record.prompt for record in records) + 1
-    [drafts] = {record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")}
+    names = (re.fullmatch(rf"{LLAMA}mtp (\d+)", record.setting) for record in records)
+    drafts = " ".join(dict.fromkeys(name[1] for name in names if name))
     has_draft_model = any(record.setting == DRAFT_MODEL for record in records)
     draft_model = "--draft-model DRAFT " if has_draft_model else ""
+    human_eval = "--human-eval humaneval.jsonl " if any(record.kind == HUMAN_EVAL for record in records) else ""
+    settings = f"--settings {' '.join(facts['settings'])} " if facts.get("settings") else ""
     commands = [
         f"python -m benchmarks.bundles.widened DIR --head-bits 4 {draft_model}".rstrip(),
         "python -m benchmarks.bundles.gguf_files widened target.gguf --drafter drafter.gguf --head-bits 4",
-        f"python -m benchmarks.drafts.real_text DIR --human-eval humaneval.jsonl --limit {most} "
-        f"--turns {facts['turns']} --tokens {facts['tokens']} \\",
-        f"    {draft_model}--llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
-        f"--mtp-drafts {drafts} --json found.json",
+        f"python -m benchmarks.drafts.real_text DIR {human_eval}--limit {most} "
+        f"--turns {facts['turns']} --tokens {facts['tokens']} {settings}\\",
+        f"    {draft_model}--gguf target.gguf --mtp-gguf drafter.gguf --mtp-drafts {drafts} --json found.json",
         "python -m benchmarks.publish.real_text found.json",
     ]
     block = "\n".join(["```", *commands, "```"])
@@ -114,8 +127,20 @@ def trained_sentences(results: str) -> str:
     )
 
 
-def readme_text(found: Found, other_cpu: Found, trained: str = "") -> str:
-    """The README's sentences below its picture; `trained` are `trained_sentences`."""
+def lengths_sentence(results: str) -> str:
+    """The README's sentence on all lengths of llama.cpp's drafts; empty if they were not measured."""
+    if f"\n{LLAMA_LENGTHS}\n" not in results:
+        return ""
+    found = read_settings(results, LLAMA_LENGTHS)
+    greedy, sampled = (f"{over_llama(found[temperature]):.1f}" for temperature in TEMPERATURES)
+    return (
+        f" On a third CPU, with AVX2 alone, `ondevice` was {greedy} and {sampled} times as fast as the best of all of "
+        "llama.cpp's settings, among them MTP drafts of 1 to 8 tokens, fixed, ended by probability, and sampled."
+    )
+
+
+def readme_text(found: Found, other_cpu: Found, lengths: str = "", trained: str = "") -> str:
+    """The README's sentences below its picture; `lengths` is `lengths_sentence`, `trained` are `trained_sentences`."""
     greedy, sampled = (found[temperature]["auto"] for temperature in TEMPERATURES)
     lead, sampled_lead = (over_llama(found[temperature]) for temperature in TEMPERATURES)
     slower, slower_sampled = (other_cpu[temperature]["auto"] for temperature in TEMPERATURES)
@@ -124,10 +149,11 @@ def readme_text(found: Found, other_cpu: Found, trained: str = "") -> str:
         f"Over {greedy.prompts} prompts, `ondevice` with drafts decodes {greedy.speed_up:.1f} times as fast as without "
         f"them at temperature 0 ({greedy.varied:.1f} times where the text does not repeat itself) and "
         f"{sampled.speed_up:.1f} times at temperature 1. That is {lead:.1f} and {sampled_lead:.1f} times the fastest "
-        "setting of llama.cpp, on the same weights and cores. On a CPU with less arithmetic per byte of memory, drafts "
+        "setting of llama.cpp (no drafts, n-grams, MTP drafts of its default length), on the same weights and cores. "
+        "On a CPU with less arithmetic per byte of memory, drafts "
         f"give {slower.speed_up:.1f} and {slower_sampled.speed_up:.1f} times, which is {slower_lead:.1f} and "
-        f"{slower_sampled_lead:.1f} times llama.cpp's best. The weights are not Gemma's, whose own MTP drafter may be "
-        "accepted more or less often."
+        f"{slower_sampled_lead:.1f} times llama.cpp's best.{lengths} The weights are not Gemma's, whose own "
+        "MTP drafter may be accepted more or less often."
     )
     return textwrap.fill(text + trained, WIDTH) + "\n"
 
@@ -185,10 +211,17 @@ def publish() -> None:
     """Write what README.md, docs/drafting.md and the first page quote from the pages of results; draw the picture."""
     results = all_results()
     found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
-    fill(pages.README, readme_text(found, other_cpu, trained_sentences(results)))
+    fill(pages.README, readme_text(found, other_cpu, lengths_sentence(results), trained_sentences(results)))
     fill(pages.DRAFTING, drafting_text(other_cpu))
     fill(pages.FIRST_PAGE, first_page_text(found, other_cpu), pages.FIRST_REAL_TEXT)
     pages.PICTURE.write_text(draw(results), "utf-8")
+
+
+def _fill_section(page: Path, text: str, heading: str) -> None:
+    """Replace the measured block below a heading, which is added to the page if it is not there yet."""
+    if f"\n{heading}\n" not in (written := page.read_text("utf-8")):
+        page.write_text(f"{written}\n{heading}\n\n<!-- measured -->\n<!-- /measured -->\n", "utf-8")
+    fill(page, text, heading)
 
 
 def main() -> None:
@@ -196,13 +229,13 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="of benchmarks.drafts.real_text --json")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--other-cpu", action="store_true", help="they were measured on the second machine")
+    group.add_argument("--llama-lengths", action="store_true", help="they have all lengths of llama.cpp's drafts")
     group.add_argument("--trained-drafter", action="store_true", help="they are of a published model")
     arguments = parser.parse_args()
     if (files := arguments.files) and arguments.trained_drafter:
-        page = pages.RESULTS / "published-models.md"
-        if f"\n{TRAINED}\n" not in (written := page.read_text("utf-8")):
-            page.write_text(f"{written}\n{TRAINED}\n\n<!-- measured -->\n<!-- /measured -->\n", "utf-8")
-        fill(page, trained_text(files), TRAINED)
+        _fill_section(pages.RESULTS / "published-models.md", trained_text(files), TRAINED)
+    elif files and arguments.llama_lengths:
+        _fill_section(pages.RESULTS / "real-text.md", results_text(files), LLAMA_LENGTHS)
     elif files:
         fill(pages.RESULTS / "real-text.md", results_text(files), OTHER_CPU if arguments.other_cpu else REAL_TEXT)
     publish()

@@ -36,8 +36,7 @@ from benchmarks.bundles.shape import E2B, write_bundle
 from benchmarks.command import add_threads, command_line
 from benchmarks.forwards import timed
 from benchmarks.memory.watch import Memory
-from benchmarks.peers.llama_programs import LlamaMtmd, add_llama_mtmd
-from benchmarks.peers.llama_server import version
+from benchmarks.peers.llama_programs import LlamaMtmd, add_llama_mtmd, version
 from ondevice import Audio, Image, machine
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import RATE

@@ -26,7 +26,7 @@ import ondevice
 from benchmarks.command import add_threads, command_line
 from benchmarks.forwards import read
 from benchmarks.memory.start import start
-from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess
+from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess, Speculation
 from benchmarks.speed.rows import seconds
 from models.published import NotFetchedError, fetch
 from ondevice import Model, machine
@@ -37,8 +37,8 @@ from ondevice_export import export
 
 MODELS = ("smollm2", "gemma3")
 CONTEXT, PREFILL, WRITTEN, ROWS = 64, 512, 128, (1, 5, 8)
-DRAFTS = ("NGRAM_SIMPLE", "NGRAM_MOD", "NGRAM_CACHE")
-"""llama.cpp's kinds of n-gram drafts."""
+KINDS = (PLAIN.type, "NGRAM_SIMPLE", "NGRAM_MOD", "NGRAM_CACHE")
+"""llama.cpp without drafts, and its kinds of n-gram drafts."""
 TIMES = 3
 """Short forwards in a round, since other load may disturb all of a single one."""
 DRAFT_PROMPTS = 8
@@ -79,8 +79,8 @@ def measure(gguf: Path, bundle: Path, threads: int, rounds: int) -> tuple[Measur
     """Ours, llama.cpp's, and the facts of the measurement."""
     with ExitStack() as stack:
         model = stack.enter_context(ondevice.load(bundle, threads=threads, cache_bytes=0))
-        processes = {kind: stack.enter_context(LlamaProcess(gguf, threads, kind)) for kind in (PLAIN, *DRAFTS)}
-        llama = processes[PLAIN]
+        processes = {kind: stack.enter_context(LlamaProcess(gguf, threads, Speculation(kind))) for kind in KINDS}
+        llama = processes[PLAIN.type]
         ours, theirs = Measured(), Measured()
         _forwards(model, llama, 1, Measured(), Measured())  # a warm-up
         _forwards(model, llama, rounds, ours, theirs)
@@ -172,9 +172,9 @@ def report(ours: Measured, theirs: Measured) -> str:
         line(f"forward of {rows}, ms", ours.forward_ms(rows), theirs.forward_ms(rows), 2, less_is_better=True)
     for temperature in TEMPERATURES:
         line(f"chat, T = {temperature:g}, plain, tokens/s", ours.reply(temperature, "none"),
-             theirs.reply(temperature, PLAIN), 1, less_is_better=False)  # fmt: skip
+             theirs.reply(temperature, PLAIN.type), 1, less_is_better=False)  # fmt: skip
         line(f"chat, T = {temperature:g}, best of drafts, tokens/s", ours.reply(temperature, "auto"),
-             max(theirs.reply(temperature, kind) for kind in (PLAIN, *DRAFTS)), 1, less_is_better=False)  # fmt: skip
+             max(theirs.reply(temperature, kind) for kind in KINDS), 1, less_is_better=False)  # fmt: skip
     line("first token of a process, s", ours.start_s, theirs.start_s, 2, less_is_better=True)
     line("peak memory, MB", ours.peak_bytes / 1e6, theirs.peak_bytes / 1e6, 0, less_is_better=True)
     return table(["", "ondevice", "llama.cpp", "ratio"], lines, left={""})

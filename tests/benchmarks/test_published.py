@@ -15,6 +15,7 @@ from benchmarks.publish.pages import FIRST_REAL_TEXT, OTHER_CPU, all_results, fi
 from benchmarks.publish.real_text import (
     drafting_text,
     first_page_text,
+    lengths_sentence,
     main,
     read_settings,
     readme_text,
@@ -33,7 +34,7 @@ def test_the_pages_quote_the_results() -> None:
     """`python -m benchmarks.publish.real_text` writes them anew."""
     results = all_results()
     found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
-    readme = readme_text(found, other_cpu, trained_sentences(results))
+    readme = readme_text(found, other_cpu, lengths_sentence(results), trained_sentences(results))
     first = first_page_text(found, other_cpu)
     for page, text, heading in (
         (pages.README, readme, ""),
@@ -88,6 +89,10 @@ def test_one_command_writes_tables_sentences_and_picture(copies: Path, monkeypat
     assert (copies / "results" / "real-text.md").read_text("utf-8").count("--limit 2 --turns 3 --tokens 96") == 2
     quoted = " ".join((copies / "README.md").read_text("utf-8").split())
     assert "less arithmetic per byte of memory, drafts give 5.0 and 5.0 times, which is 2.5 and 2.5 times" in quoted
+    monkeypatch.setattr("sys.argv", ["published", str(copies / "found.json"), "--llama-lengths"])
+    main()
+    quoted = " ".join((copies / "README.md").read_text("utf-8").split())
+    assert "On a third CPU, with AVX2 alone, `ondevice` was 2.5 and 2.5 times as fast as the best of all" in quoted
     drafting = " ".join((copies / "drafting.md").read_text("utf-8").split())
     assert "constantly 2 / 8 tokens give 2.00 / 3.12 times plain decoding as trees, and 1.60 / 2.50 as" in drafting
     assert "gives 1.56 at temperature 0 and 1.56 at 1, where MTP gives 4.00 and 4.00; `auto` gives 6.25" in drafting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from benchmarks.drafts.real_text_tables import (
     seen_grams,
     spread_lines,
 )
-from benchmarks.peers import llama_server
-from benchmarks.peers.llama_server import LlamaServer, speculative
+from benchmarks.peers.xllamacpp_worker import Completion, LlamaProcess, Speculation, mtp_ways
 from ondevice.cli.bench.measure import Run
 from ondevice.generate.stats import Stats
 
@@ -165,49 +163,54 @@ def test_a_few_settings_behind_source_and_beside_a_busy_process(
         real_text.main()
 
 
-@pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--llama-server", "y"], ["x", "--tokens", "8"], []])
+@pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--mtp-gguf", "y"], ["x", "--tokens", "8"], []])
 def test_options_that_do_not_fit(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["real_text", *options])
     with pytest.raises(SystemExit, match="2"):
         real_text.main()
 
 
-SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+FAKE = """
+import json
 
-class Handler(BaseHTTPRequestHandler):
-    def answer(self, fields):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(fields).encode())
+__version__ = "2026.10.11549"
 
-    def do_GET(self):
-        self.answer({"status": "ok"})
+class common_speculative_type:
+    COMMON_SPECULATIVE_TYPE_NONE, COMMON_SPECULATIVE_TYPE_DRAFT_MTP = 0, 7
 
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        timings = {"predicted_n": 7, "predicted_ms": 500.0, "draft_n": 6, "draft_n_accepted": 4}
-        self.answer({"tokens": asked["prompt"][: asked["n_predict"]], "timings": timings})
+class Fields:
+    def __getattr__(self, name):
+        self.__dict__[name] = Fields()
+        return self.__dict__[name]
 
-    def log_message(self, *words):
-        pass
+CommonParams = Fields
 
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+class Server:
+    def __init__(self, params):
+        if params.model.path == "absent.gguf":
+            raise SystemExit(3)
+        self.own = params.speculative
+
+    def handle_completions(self, asked):
+        draft = self.own.draft
+        accepted = draft.n_max if self.own.__dict__.get("types") == [7] and draft.probabilistic else 0
+        timings = {"predicted_n": len(asked["prompt"]) + accepted, "predicted_ms": 500.0}
+        return {"timings": {**timings, "draft_n": 6, "draft_n_accepted": accepted}}
 """
+"""Stands for xllamacpp: a reply has a token for each of the prompt, and the accepted ones."""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the program is a script with an interpreter line")
-def test_llama_server(tmp_path: Path) -> None:
-    program = tmp_path / "llama-server"
-    program.write_text(f"#!{sys.executable}\n{SERVER}")
-    program.chmod(0o755)
-    with LlamaServer(program, Path("model.gguf"), 2, speculative(Path("mtp.gguf"), 3)["mtp 3"]) as server:
-        found = server.complete([5, 6, 7], {"n_predict": 2})
-    assert found == llama_server.Completion(7, seconds=0.5, rounds=2, drafted=6, accepted=4)
-    assert list(speculative(None, 3)) == ["plain", "ngram"]
-    with pytest.raises(SystemExit, match="give the path of llama-server"):
-        LlamaServer(tmp_path / "absent", Path("model.gguf"), 2)
-    program.write_text(f"#!{sys.executable}\nraise SystemExit(3)")
-    with pytest.raises(SystemExit, match="ended with exit code 3"):
-        LlamaServer(program, Path("model.gguf"), 2)
+def test_llama_cpp_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xllamacpp.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ways = mtp_ways(Path("mtp.gguf"), [2, 4], 0.75)
+    assert list(ways) == [f"mtp {length}{way}" for length in (2, 4) for way in ("", ", p_min 0.75", ", probabilistic")]
+    assert ways["mtp 4, p_min 0.75"] == Speculation("DRAFT_MTP", "mtp.gguf", 4, 0.75)
+    with LlamaProcess(Path("model.gguf"), 2, ways["mtp 4, probabilistic"]) as process:
+        assert process.version.endswith("11549")
+        found = process.complete([5, 6, 7], {"n_predict": 7})
+    assert found == Completion(7, seconds=0.5, rounds=2, drafted=6, accepted=4)
+    with LlamaProcess(Path("model.gguf"), 2) as process:
+        assert process.complete([5, 6, 7], {}) == Completion(3, seconds=0.5, rounds=2, drafted=6, accepted=0)
+    with pytest.raises(SystemExit, match="is xllamacpp installed"):
+        LlamaProcess(Path("absent.gguf"), 2)
