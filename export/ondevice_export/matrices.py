@@ -100,9 +100,13 @@ class MatrixWriter:
     ) -> None:
         try:
             if kind is None:
-                self._drain(0)
+                self.finish()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def finish(self) -> None:
+        """Wait until all matrices that were added are complete; raises what `add` does of them."""
+        self._drain(0)
 
     def add(
         self,

@@ -97,7 +97,7 @@ def dequantize(blocks: Quantized, form: WeightFormat) -> npt.NDArray[np.float32]
 
 
 @kernel
-def _to_fp16(value: np.float32) -> np.float32:
+def to_fp16(value: np.float32) -> np.float32:
     """Round to the nearest fp16 value. Compiled without fastmath, because both methods rely on exact rounding."""
     limit = np.float32(65504.0)
     if abs(value) >= limit:
@@ -110,7 +110,7 @@ def _to_fp16(value: np.float32) -> np.float32:
 
 
 @kernel
-def _peak(block: npt.NDArray[np.float32]) -> np.float32:
+def largest(block: npt.NDArray[np.float32]) -> np.float32:
     """The weight of largest magnitude, with its sign."""
     peak = np.float32(0.0)
     for i in range(BLOCK):
@@ -138,7 +138,7 @@ def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
     """
     for slack in (np.float32(0.0), np.float32(2.0**-8)):
         for level in range(8, 0, -1):
-            scale = _to_fp16(np.float32(-peak / np.float32(level)))
+            scale = to_fp16(np.float32(-peak / np.float32(level)))
             if scale != 0 and _on_grid(block, scale, slack):
                 return scale
             if level < 8 and scale != 0 and _on_grid(block, -scale, slack):
@@ -188,7 +188,7 @@ def _best_scale(
         if square > 0 and float(cross) * float(cross) > best_gain * float(square):
             best = float(cross) / float(square)
             best_gain = best * float(cross)
-    return _to_fp16(np.float32(best * float(peak) / float(one)))
+    return to_fp16(np.float32(best * float(peak) / float(one)))
 
 
 @entry("export", "f32[,] f32[] u8[,] f32[] u8[] i32[]")
@@ -209,7 +209,7 @@ def quantize_symmetric_blocks(  # noqa: PLR0917
     high = np.float32(7.0) if is_int4 else np.float32(127.0)
     for index in range(len(blocks)):
         block = blocks[index]
-        peak, scale = _peak(block), np.float32(0.0)
+        peak, scale = largest(block), np.float32(0.0)
         if is_int4 and peak != 0:
             scale = _grid_scale(block, peak)
         if scale == 0:
@@ -267,7 +267,7 @@ def quantize_table_blocks(  # noqa: PLR0917
     finite, one = True, np.float32(2.0**18)
     for index in range(len(blocks)):
         block = blocks[index]
-        peak, scale = _peak(block), np.float32(0.0)
+        peak, scale = largest(block), np.float32(0.0)
         if abs(peak) >= np.float32(2.0**-24):
             unit = one / peak
             for i in range(BLOCK):
@@ -283,7 +283,7 @@ def quantize_table_blocks(  # noqa: PLR0917
                 if float(cross) * float(cross) > best_gain * float(square):
                     best = float(cross) / float(square)
                     best_gain = best * float(cross)
-            scale = _to_fp16(np.float32(best * float(peak) / float(one)))
+            scale = to_fp16(np.float32(best * float(peak) / float(one)))
         finite &= _encode_table(block, np.float32(1.0) / scale if scale != 0 else np.float32(0.0), nearest, codes)
         scales[index] = scale
         _pack_nibbles(codes, packed[index])
@@ -335,8 +335,8 @@ def quantize_affine_blocks(  # noqa: PLR0917
         for i in range(BLOCK):
             low, high = min(low, block[i]), max(high, block[i])
         low, high = max(low, -_MOST), min(high, _MOST)
-        minimum = _to_fp16(low)
-        scale = _to_fp16(np.float32((low - minimum) / np.float32(15.0)))  # of equal weights, whose code is 15
+        minimum = to_fp16(low)
+        scale = to_fp16(np.float32((low - minimum) / np.float32(15.0)))  # of equal weights, whose code is 15
         if high - low >= np.float32(2.0**-24):  # else below the smallest positive fp16 scale
             unit = np.float32(_UNITS / (high - low))
             for i in range(BLOCK):
@@ -403,9 +403,9 @@ def _affine_fit(  # noqa: PLR0917
     across, spread, total, sum_of_codes = _affine_moments(fixed, codes)
     if spread == 0:
         return scale, minimum
-    scale = _to_fp16(np.float32(across / spread / float(unit)))
+    scale = to_fp16(np.float32(across / spread / float(unit)))
     mean = (float(total) / float(unit) - float(scale) * float(sum_of_codes)) / float(BLOCK)
-    return scale, _to_fp16(np.float32(float(low) + mean))
+    return scale, to_fp16(np.float32(float(low) + mean))
 
 
 @kernel

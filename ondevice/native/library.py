@@ -54,6 +54,7 @@ SOURCES = (
     "ondevice.generate.elementary",
     "ondevice.generate.sampling_kernels",
     "ondevice.generate.drafters.ngram",
+    "ondevice_export.calibration.round_block",
     "ondevice_export.quantize",
 )
 """Modules that a library is built from, besides all below the package KERNELS."""

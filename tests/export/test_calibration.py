@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, WeightFormat
 from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import CheckpointError, PromptError, UsageError
 from ondevice.quality import measure
 from ondevice_export import export
-from ondevice_export.calibration import rounding
-from ondevice_export.calibration.inputs import LayerRun
-from ondevice_export.calibration.rounding import Grid, Moments, feedback, round_rows
+from ondevice_export.calibration import rounding, source
+from ondevice_export.calibration.round_block import nearest_code
+from ondevice_export.calibration.rounding import Grid, Moments, feedback, round_rows, symmetric
 from ondevice_export.calibration.source import TEXT, ImportanceMatrix
 from ondevice_export.data_file import DataFile
 from ondevice_export.matrices import MatrixWriter
@@ -84,7 +84,8 @@ def test_codes_are_the_nearest_levels(name: str) -> None:
     grid = GRIDS[name]
     wanted = np.random.default_rng(3).uniform(1.3 * grid.levels[0] - 1, 1.3 * grid.levels[-1], 500).astype(np.float32)
     nearest = np.abs(wanted[:, None] - grid.levels).argmin(1)
-    assert np.array_equal(grid.codes(wanted), nearest)
+    assert [nearest_code(value, grid.levels, grid.nearest) for value in wanted] == nearest.tolist()
+    assert nearest_code(np.float32(np.nan), grid.levels, grid.nearest) == 0
 
 
 def test_feedback_inverts_the_moments() -> None:
@@ -92,10 +93,11 @@ def test_feedback_inverts_the_moments() -> None:
     [(upper, order)] = feedback(moments)
     assert np.array_equal(upper, np.triu(upper))
     assert sorted(order) == [0, 1, 2]
-    sizes = np.diagonal(moments.blocks[0]).reshape(3, 32).sum(1)
+    block = symmetric(moments.blocks[0])
+    sizes = np.diagonal(block).reshape(3, 32).sum(1)
     assert list(sizes[order]) == sorted(sizes, reverse=True)
     columns = (32 * order[:, None] + np.arange(32)).reshape(-1)
-    damped = moments.blocks[0].astype(np.float64)[np.ix_(columns, columns)]
+    damped = block.astype(np.float64)[np.ix_(columns, columns)]
     damped += np.eye(96) * rounding.DAMPING * np.diagonal(damped).mean()
     assert np.allclose(upper.T @ upper @ damped, np.eye(96), atol=1e-2)
 
@@ -105,7 +107,7 @@ def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPa
     inputs = some_inputs(200, 192)
     moments = moments_of(inputs)
     assert [len(block) for block in moments.blocks] == [64, 64, 64]
-    assert np.allclose(moments.blocks[1], inputs[:, 64:128].T @ inputs[:, 64:128], rtol=1e-4)
+    assert np.allclose(symmetric(moments.blocks[1]), inputs[:, 64:128].T @ inputs[:, 64:128], rtol=1e-4)
     weights = np.random.default_rng(1).standard_normal((8, 192)).astype(np.float32)
     grid, parts = Grid.of(INT4), feedback(moments)
     whole = values(grid, round_rows(weights, grid, parts))
@@ -203,26 +205,6 @@ def test_progress_counts_the_text(tmp_path: Path, texts: tuple[Path, str]) -> No
     assert shown[-1][0] > 0.99 * shown[-1][1]
 
 
-def test_moments_are_those_of_a_whole_forward(original: Path) -> None:
-    """The last layers' inputs, which depend on all others: hidden states of the layer run equal the engine's."""
-    bundle = Bundle.open(original)
-    ids = np.random.default_rng(5).integers(3, 500, 40).tolist()
-    run = LayerRun(bundle, ids, 1, lambda count: None, 100)
-    for index in range(run.layers):
-        assert not run.run(index)  # float32 matrices are no quantised ones
-    [kept] = run.hidden
-    engine = OrtEngine(bundle, 1)
-    session = engine.open_session()
-    first = bundle.manifest.first_token_id
-    assert first is not None
-    [outputs] = engine.forward([Rows(session, TokenTree.chain([first, *ids[1:]]), range(40))])
-    norm = kept * (np.square(kept).mean(-1, keepdims=True) + bundle.manifest.target.norm_eps) ** -0.5
-    table = bundle.manifest.tensors["target.onnx"].tensors["norm.weight"]
-    data = (bundle.path / "target.onnx.data").read_bytes()[table.offset : table.offset + table.bytes]
-    assert np.allclose(norm * np.frombuffer(data, np.float32), outputs.hidden, atol=1e-3)
-    engine.close()
-
-
 def write_matrix(path: Path, sums: dict[str, Floats], kind: str = "imatrix") -> Path:
     writer = gguf.GGUFWriter(path, "", use_temp_file=False)
     writer.add_type(kind)
@@ -268,13 +250,26 @@ def test_an_importance_matrix_of_another_model_is_refused(tmp_path: Path) -> Non
         ({"quantize": "int4", "calibrate": "missing.txt"}, "cannot read missing.txt"),
         ({"quantize": "int4", "calibrate": "missing.gguf"}, "missing.gguf cannot be opened"),
         ({"quantize": "int4", "calibrate": "OTHER"}, "is no importance matrix"),
+        ({"quantize": "int4", "calibrate": "EMPTY"}, "empty.txt has no text to calibrate with"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: dict[str, str], complaint: str) -> None:
-    other = write_matrix(tmp_path / "other.gguf", {}, "model")
-    given = {name: str(other) if value == "OTHER" else value for name, value in options.items()}
+    made = {"OTHER": write_matrix(tmp_path / "other.gguf", {}, "model"), "EMPTY": tmp_path / "empty.txt"}
+    made["EMPTY"].write_text("")
+    given = {name: str(made.get(value, value)) for name, value in options.items()}
     with pytest.raises((UsageError, CheckpointError, PromptError), match=complaint):
         export(REFERENCE / "target", tmp_path / "out", drafter="none", **given)  # type: ignore[arg-type]
+
+
+def test_a_model_that_simd_cannot_run_needs_an_importance_matrix(
+    tmp_path: Path, texts: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*operands: object) -> None:
+        raise UnsupportedGraphError("a head of 80 numbers is no multiple of 32")
+
+    monkeypatch.setattr(source, "LayerInputs", refuse)
+    with pytest.raises(UsageError, match=r"this model \(a head of 80 numbers .* importance matrix"):
+        export(REFERENCE / "target", tmp_path / "out", quantize="int4", drafter="none", calibrate=str(texts[0]))
 
 
 def test_the_texts_are_different() -> None:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.arrays import Float32Array
+from ondevice.arrays import Float32Array, Float64Array
 from ondevice.bundle_format.weight_format import WeightFormat
+from ondevice.native.functions import entry
 from ondevice_export.quantize import BLOCK, NEAREST
 
 
@@ -39,16 +40,19 @@ MAX_TOGETHER = 2048
 """Inputs of a matrix whose moments are taken together at most: those of more inputs are blocks along the diagonal. The
 12,288 inputs of E2B's wide layers would need 604 MB and six times the arithmetic."""
 
+STRIP = 256
+"""Rows of a block of moments that are multiplied together, so that little is computed twice."""
+
 DAMPING = 0.01
 """Share of the mean of H's diagonal that is added to it, so that inputs that the text never uses keep their weights."""
-
-_TRIES = 24
-"""Scales that are tried for a block."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums of x x^T over the inputs x of a matrix: square blocks along the diagonal, float32[n, n]."""
+    """Sums of x x^T over the inputs x of a matrix: square blocks along the diagonal, float32[n, n].
+
+    Below the diagonal, a block lacks the products that its upper triangle has: `symmetric` has both.
+    """
 
     blocks: tuple[NDArray[np.float32], ...]
 
@@ -64,37 +68,30 @@ class Moments:
         start = 0
         for block in self.blocks:
             part = inputs[:, start : start + len(block)]
-            np.add(block, part.T @ part, out=block)
+            for first in range(0, len(block), STRIP):
+                strip = slice(first, first + STRIP)
+                block[strip, first:] += part[:, strip].T @ part[:, first:]
             start += len(block)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The weights that a block of 32 can hold: scale * levels[code], plus a minimum in an affine format.
+def symmetric(block: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A block of moments with its lower triangle."""
+    return np.triu(block) + np.triu(block, 1).T
 
-    Attributes:
-        levels: float32[codes], ascending. With a minimum, counted from 0.
-        affine: whether each block has a minimum.
-    """
+
+class Grid(NamedTuple):
+    """The weights that a block of 32 can hold: scale * levels[code], plus a minimum in an affine format."""
 
     levels: Float32Array
-    affine: bool = False
-
-    def codes(self, values: Float32Array) -> NDArray[np.uint8]:
-        """The codes of the levels that are nearest to some values."""
-        steps = np.diff(self.levels)
-        if (steps == steps[0]).all():
-            places = np.rint((values - self.levels[0]) / steps[0])
-            codes: NDArray[np.uint8] = np.clip(places, 0, len(self.levels) - 1, out=places).astype(np.uint8)
-            return codes
-        places = np.multiply(values, 2)  # those of a table; `np.searchsorted` takes eight times as long
-        places += 256
-        return NEAREST[np.clip(places, 0, 511, out=places).astype(np.uint16)]
+    """float32[codes], ascending: numbers one apart, or those of a table. With a minimum, from 0 on."""
+    nearest: NDArray[np.uint8]
+    """For a table `quantize.NEAREST`, else empty."""
+    affine: bool
 
     @classmethod
     def of(cls, form: WeightFormat) -> Grid:
         """The grid of a weight format in blocks of 32."""
-        return cls(form.levels, form.affine)
+        return cls(form.levels, NEAREST if form.table else NEAREST[:0], form.affine)
 
 
 def feedback(moments: Moments) -> Factors:
@@ -105,7 +102,7 @@ def feedback(moments: Moments) -> Factors:
     carried to: 2 to 8 % less error than from left to right (matrices of SmolLM2-135M).
     """
     factors = []
-    for block in moments.blocks:
+    for block in map(symmetric, moments.blocks):
         order = np.argsort(-np.diagonal(block).reshape(-1, BLOCK).sum(1), kind="stable")
         columns = (BLOCK * order[:, None] + np.arange(BLOCK)).reshape(-1)
         matrix = block[np.ix_(columns, columns)].astype(np.float64)
@@ -114,8 +111,44 @@ def feedback(moments: Moments) -> Factors:
         diagonal += max(DAMPING * float(diagonal.mean()), 1e-30)
         diagonal[unused] += 1
         upper = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
-        factors.append(Factor(np.ascontiguousarray(np.linalg.inv(upper).astype(np.float32)), order))
+        factors.append(Factor(np.ascontiguousarray(_inverse(upper).astype(np.float32)), order))
     return factors
+
+
+def _inverse(upper: Float64Array) -> Float64Array:
+    """The inverse of an upper triangular matrix, by halves: a third of the multiplications of `numpy.linalg.inv`."""
+    half = len(upper) // 2
+    if half < STRIP:
+        return np.asarray(np.linalg.inv(upper), np.float64)
+    out = np.zeros_like(upper)
+    out[:half, :half], out[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    out[:half, half:] = -out[:half, :half] @ (upper[:half, half:] @ out[half:, half:])
+    return out
+
+
+@entry("export", "f32[,] i64 f32[,] f32[] u8[] i64 f32[] u8[,] f32[] f32[]", "ondevice_export.calibration.round_block")
+def round_block(  # noqa: PLR0917
+    rows: Float32Array,
+    first: int,
+    upper: Float32Array,
+    levels: Float32Array,
+    nearest: NDArray[np.uint8],
+    affine: bool,
+    weights: Float32Array,
+    codes: NDArray[np.uint8],
+    scales: Float32Array,
+    minimums: Float32Array,
+) -> None:
+    """Round a block of 32 columns of some rows, column by column, and carry the errors to the columns behind.
+
+    Args:
+        rows: [n, width], the weights, of which the block's become their errors.
+        first: the block's first column.
+        upper: R, [width, width].
+        levels, nearest, affine: see `Grid`.
+        weights: [32], scratch.
+        codes, scales, minimums: [n, 32], [n] and [n], are written.
+    """
 
 
 def round_rows(
@@ -135,93 +168,14 @@ def round_rows(
     codes = np.empty((rows, width), np.uint8)
     scales = np.empty((rows, width // BLOCK), np.float32)
     minimums = np.zeros_like(scales)
+    found, scratch = np.empty((rows, BLOCK), np.uint8), np.empty(BLOCK, np.float32)
+    scale, minimum = np.empty(rows, np.float32), np.empty(rows, np.float32)
     begin = 0
     for upper, order in factors:
         blocks = weights[:, begin : begin + len(upper)].reshape(rows, -1, BLOCK)[:, order].reshape(rows, -1)
         for place, number in enumerate(order + begin // BLOCK):
-            own, later = slice(BLOCK * place, BLOCK * (place + 1)), slice(BLOCK * (place + 1), None)
-            scale, minimum = search(blocks[:, own], grid, np.diagonal(upper)[own] ** np.float32(-2))
-            columns = slice(BLOCK * number, BLOCK * (number + 1))
-            codes[:, columns], errors = _carried(blocks[:, own], grid, scale, minimum, upper[own, own])
-            blocks[:, later] -= errors @ upper[own, later]
+            round_block(blocks, BLOCK * place, upper, *grid, scratch, found, scale, minimum)
+            codes[:, BLOCK * number : BLOCK * (number + 1)] = found
             scales[:, number], minimums[:, number] = scale, minimum
         begin += len(upper)
     return codes, scales, minimums if grid.affine else None
-
-
-def _carried(
-    block: Float32Array, grid: Grid, scale: Float32Array, minimum: Float32Array, factor: Float32Array
-) -> tuple[NDArray[np.uint8], Float32Array]:
-    """Round a block [rows, 32] column by column: codes, and errors over the factor's diagonal, for later blocks."""
-    columns = np.array(block.T, order="C")
-    codes, errors = np.empty(columns.shape, np.uint8), np.empty_like(columns)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-    for index, column in enumerate(columns):
-        codes[index] = grid.codes((column - minimum) * inverse)
-        errors[index] = (column - (scale * grid.levels[codes[index]] + minimum)) / factor[index, index]
-        columns[index + 1 :] -= factor[index, index + 1 :, None] * errors[index]
-    return codes.T, errors.T
-
-
-def search(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Scales and minimums of blocks [rows, 32] with least squared error, weighted by `weights` [32]."""
-    return _search_affine(block, grid, weights) if grid.affine else _search(block, grid, weights)
-
-
-def _search(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Try scales that map the weight of largest magnitude to levels of either sign; refit each by least squares.
-
-    For given codes the best scale is sum(w x q) / sum(w q q), and takes sum(w x q)**2 / sum(w q q) off the error.
-    """
-    rows = len(block)
-    peak = np.take_along_axis(block, np.abs(block).argmax(1)[:, None], 1)[:, 0]
-    low, high = float(grid.levels[0]), float(grid.levels[-1])
-    weighted = block * weights
-    best, best_gain = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    for share in np.linspace(0.75, 1.15, _TRIES // 2, dtype=np.float32):
-        for level in (low, high):
-            inverse = np.divide(share * np.float32(level), peak, out=np.zeros_like(peak), where=peak != 0)
-            found = grid.levels[grid.codes(block * inverse[:, None])]
-            cross = np.einsum("rc,rc->r", weighted, found)
-            square = np.einsum("rc,rc,c->r", found, found, weights)
-            gain = np.divide(cross * cross, square, out=np.zeros_like(cross), where=square > 0)
-            better = gain > best_gain
-            best_gain[better] = gain[better]
-            best[better] = (cross / np.where(square > 0, square, 1))[better]
-    return _to_fp16(best), np.zeros(rows, np.float32)
-
-
-def _search_affine(block: Float32Array, grid: Grid, weights: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Try ranges somewhat smaller than a block's; refit scale and minimum of each by weighted least squares, twice."""
-    low, high = block.min(1), block.max(1)
-    top, total = grid.levels[-1], float(weights.sum())
-    best = np.where(high > low, (high - low) / top, 0), low.copy()
-    best_error = np.full(len(block), np.inf, np.float32)
-    mean = block @ weights / total
-    centred = block - mean[:, None]
-    for shrink_low in (0.0, 0.04, 0.08, 0.14):
-        for shrink_high in (0.0, 0.04, 0.08, 0.14):
-            span = high - low
-            minimum = low + np.float32(shrink_low) * span
-            scale = np.maximum(span * np.float32(1 - shrink_low - shrink_high) / top, 1e-30)
-            for _ in range(2):
-                found = grid.levels[grid.codes((block - minimum[:, None]) / scale[:, None])]
-                middle = found @ weights / total
-                off = found - middle[:, None]
-                square = np.einsum("rc,rc,c->r", off, off, weights)
-                cross = np.einsum("rc,rc,c->r", off, centred, weights)
-                scale = np.maximum(np.divide(cross, square, out=scale.copy(), where=square > 0), 1e-30)
-                minimum = mean - scale * middle
-            codes = grid.codes((block - minimum[:, None]) / scale[:, None])
-            miss = block - scale[:, None] * grid.levels[codes] - minimum[:, None]
-            error = np.einsum("rc,rc,c->r", miss, miss, weights)
-            better = error < best_error
-            best_error[better] = error[better]
-            for kept, tried in zip(best, (scale, minimum), strict=True):
-                kept[better] = tried[better]
-    return _to_fp16(best[0]), _to_fp16(best[1])
-
-
-def _to_fp16(values: NDArray[np.floating]) -> Float32Array:
-    rounded: Float32Array = np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
-    return rounded

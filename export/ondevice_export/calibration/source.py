@@ -6,16 +6,21 @@ moments. It gives the weights of the search for scales; there is nothing to carr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.errors import CheckpointError, UsageError
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.engines.simd.layer_inputs import LayerInputs
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
+from ondevice.errors import CheckpointError, PromptError, UsageError
 from ondevice.machine import default_threads
 from ondevice.progress import Advance
 from ondevice.text.prompt_file import read_text
@@ -27,8 +32,12 @@ from ondevice_export.gguf.blocks import to_float32
 from ondevice_export.gguf.file import GgufFile
 from ondevice_export.quantize import BLOCK
 
-if TYPE_CHECKING:
-    from ondevice_export.calibration.inputs import LayerRun
+CHUNK = 512
+"""Tokens of a chunk, which is one forward."""
+
+HELD_ROWS = 4096
+"""Inputs of a matrix that are held before they are added to its moments: the threads of OpenBLAS spin for some
+milliseconds after a product, and forwards beside them take up to three times as long."""
 
 TEXT = Path(__file__).with_name("text.txt")
 """The text that is run by default, some 34,000 tokens: pages and code of this project, under its licence,
@@ -39,10 +48,14 @@ Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the
 class FactorSource(Protocol):
     """Gives the factors of `feedback` for the matrices of a target."""
 
-    def factors(self, name: str) -> Factors | None:
+    def factors(self, name: str, finish: Callable[[], None]) -> Factors | None:
         """The factors for a matrix by its name in the checkpoint, None if its inputs are not known.
 
         A text's are computed layer by layer: matrices of lower layers must have been asked for before.
+
+        Args:
+            finish: waits for the matrices before this one. It is called before a layer takes all cores, at whose
+                barriers the engine's threads would wait for rounding.
         """
         ...
 
@@ -60,46 +73,82 @@ def open_calibration(
 
     Raises:
         CheckpointError: the importance matrix is damaged.
-        PromptError: the text cannot be read.
-        UsageError: the model has no tokenizer to read the text with.
+        PromptError: the text cannot be read, or is empty.
+        UsageError: the model has no tokenizer to read the text with, or the simd engine cannot run it.
     """
     if source.lower().endswith(GGUF):
         with closing(ImportanceMatrix(Path(source))) as matrix:
             yield matrix
         return
-    from ondevice_export.calibration.inputs import LayerRun  # imports onnxruntime, which some systems do not have
-
     text = read_text(Path(source) if source else TEXT)
+    if not text.strip():
+        raise PromptError(f"{source} has no text to calibrate with")
     with TemporaryDirectory(prefix="ondevice-calibration-") as directory:
         bundle = write_bundle(Path(directory) / "bundle")
         path = bundle.file(TOKENIZER)
         if path is None:
             raise UsageError("--calibrate runs a text, and the model has no tokenizer to read it with")
         ids = Tokenizer.from_file(path, bundle.manifest.first_token_id).encode(text, parse_special=False)
-        yield TextCalibration(LayerRun(bundle, ids, default_threads(), advance, share))
+        try:
+            run = LayerInputs(bundle, chunks_of(ids, bundle.manifest), default_threads())
+        except UnsupportedGraphError as error:
+            without = "--calibrate FILE.gguf, an importance matrix of llama-imatrix, needs no run"
+            raise UsageError(f"--calibrate cannot run a text through this model ({error.reason}): {without}") from error
+        with closing(run):
+            yield TextCalibration(run, advance, share)
+
+
+def chunks_of(token_ids: Sequence[int], manifest: Manifest) -> list[Int64Array]:
+    """A text in chunks of one size, each a sequence of its own; what is left behind the last one is not used."""
+    size = min(CHUNK, manifest.target.context_length, len(token_ids))
+    chunks = np.array(token_ids[: len(token_ids) // size * size], np.int64).reshape(-1, size)
+    if manifest.first_token_id is not None:
+        chunks[:, 0] = manifest.first_token_id
+    return list(chunks)
 
 
 class TextCalibration:
-    """Runs a text through a bundle with the target's weights."""
+    """The second moments of a text that runs through the layers of a bundle."""
 
-    def __init__(self, run: LayerRun) -> None:
+    def __init__(self, run: LayerInputs, advance: Advance, share: int) -> None:
+        """`advance` is called with parts of `share`, as chunks are run."""
         self._run = run
+        self._after_chunk = partial(advance, round(share / (run.layers * len(run.hidden))))
         self._done = 0
+        self._held: dict[tuple[str, ...], list[Float32Array]] = {}
         self._moments: dict[str, Moments] = {}
         self._factors: dict[int, Factors] = {}
 
-    def factors(self, name: str) -> Factors | None:
+    def factors(self, name: str, finish: Callable[[], None]) -> Factors | None:
         layer = _layer_of(name)
         while layer is not None and self._done <= layer:
-            self._moments, self._factors = self._run.run(self._done), {}
+            finish()
+            self._moments, self._factors = {}, {}
+            self._run.run(self._done, self._hold, self._after_chunk)
+            self._add_held()
             self._done += 1
-        moments = self._moments.get(name)
+        moments = None if layer is None else self._moments.get(_inner_name(name, layer).removesuffix(".weight"))
         if moments is None:
             return None
         known = self._factors.get(id(moments))
         if known is None:
             known = self._factors[id(moments)] = feedback(moments)
         return known
+
+    def _hold(self, names: Sequence[str], inputs: Float32Array) -> None:
+        held = self._held.setdefault(tuple(names), [])
+        if sum(map(len, held)) >= HELD_ROWS:
+            self._add_held()
+            held = self._held.setdefault(tuple(names), [])
+        held.append(inputs)
+
+    def _add_held(self) -> None:
+        for names, held in self._held.items():
+            moments = self._moments.get(names[0]) or Moments.zeros(held[0].shape[1])
+            for inputs in held:
+                moments.add(inputs)
+            self._moments.update(dict.fromkeys(names, moments))
+        self._held = {}
 
 
 class ImportanceMatrix:
@@ -118,9 +167,9 @@ class ImportanceMatrix:
     def close(self) -> None:
         self._file.close()
 
-    def factors(self, name: str) -> Factors | None:
+    def factors(self, name: str, finish: Callable[[], None] = lambda: None) -> Factors | None:
         layer = _layer_of(name)
-        place = None if layer is None else MATRICES.get(name.split(f"layers.{layer}.", 1)[1])
+        place = None if layer is None else MATRICES.get(_inner_name(name, layer))
         entry = self._file.entries.get(f"blk.{layer}.{place}.in_sum2")
         if entry is None:
             return None
@@ -128,6 +177,11 @@ class ImportanceMatrix:
         if not (np.isfinite(sums).all() and (sums >= 0).all() and len(sums) % BLOCK == 0):
             raise CheckpointError(f"{self._file.path}: {entry.name} holds no sums of squares: download it again")
         return feedback(Moments(tuple(np.diag(part) for part in sums.reshape(-1, BLOCK))))
+
+
+def _inner_name(name: str, layer: int) -> str:
+    """A tensor's name within its layer."""
+    return name.split(f"layers.{layer}.", 1)[1]
 
 
 def _layer_of(name: str) -> int | None:

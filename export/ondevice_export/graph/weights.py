@@ -114,7 +114,7 @@ class Weights:
                 form = self.formats.chosen.get(source, form)
                 factors = None
                 if self._calibration is not None and form.bits == 4:
-                    factors = self._calibration.factors(source)
+                    factors = self._calibration.factors(source, self._writer.finish)
                 stored = self._writer.add(
                     self._file, source, size, form, reader, half_scales=half_scales, factors=factors
                 )

@@ -179,7 +179,7 @@ def open_pack(
     state = find_pack(layout, files.content())
     path = state.path
     if path is None:
-        return _in_memory(layout, threads)
+        return pack_in_memory(layout, threads)
     if state.pack is not None:
         pack = _read(path, state.pack)
         if layout.intact(pack, threads, preparation.check):
@@ -190,7 +190,7 @@ def open_pack(
     size = layout.size / 1e9
     if obstacle := state.obstacle:
         preparation.announce(f"packing {size:.1f} GB of weights at every start, because {obstacle}")
-        return _in_memory(layout, threads, counted(preparation.pack, layout.size))
+        return pack_in_memory(layout, threads, counted(preparation.pack, layout.size))
     preparation.announce(f"packing {size:.1f} GB of weights once, into {path}")
     advance = counted(preparation.pack, files.size + layout.size)
     try:
@@ -200,13 +200,14 @@ def open_pack(
         if isinstance(error, OndeviceError):
             raise
         _log.warning("%s could not be written (%s): the weights stay in memory", path, error.strerror)
-        return _in_memory(layout, threads, advance)
+        return pack_in_memory(layout, threads, advance)
     advance(files.size + layout.size)
     found = _mapped(path, layout)
-    return _in_memory(layout, threads) if found is None else _read(path, found)
+    return pack_in_memory(layout, threads) if found is None else _read(path, found)
 
 
-def _in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count: None) -> NDArray[np.uint8]:
+def pack_in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count: None) -> NDArray[np.uint8]:
+    """A pack that is kept nowhere; arguments as in `PackLayout.write_tiles`."""
     room = np.zeros(layout.size + PAGE, np.uint8)
     pack = room[-room.ctypes.data % PAGE :][: layout.size]
     layout.write(pack, threads, advance)

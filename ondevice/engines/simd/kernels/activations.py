@@ -30,7 +30,7 @@ from ondevice.engines.simd.kernels.contract import (
     SUMS,
     instruction_set,
 )
-from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i32, write_i32
+from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i8, read_i32, write_i32
 from ondevice.engines.simd.kernels.isa.vector import (
     fma,
     full,
@@ -175,6 +175,25 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
         to = at + 128 * (place * blocks + block)
         store(to, low)
         store(to + 64, high)
+
+
+@kernel
+def read_groups(activations: int, blocks: int, out: np.ndarray) -> None:
+    """See `contract.read_groups`."""
+    for first in range(0, len(out), MAX_GROUP_ROWS):
+        rows = min(MAX_GROUP_ROWS, len(out) - first)
+        for block in range(blocks):
+            group = activations + ROW_BYTES * (blocks * first + block * rows)
+            for row in range(rows):
+                paired = PAIRS and rows >= PAIRED_ROWS
+                place = row % 2 if paired else 0
+                together = min(2, rows - row + place) if paired else 1
+                at = group + ROW_BYTES * (row - place)
+                scale = read_f32(at + (SCALE if together == 1 else PAIR_SCALE + 4 * place))
+                for i in range(32):
+                    word = i // 4
+                    part = 8 * together * (word // 4 * 2 + word % 2) + 8 * place + word // 2 % 2 * 4 + i % 4
+                    out[first + row, 32 * block + i] = scale * np.float32(read_i8(at + (part if paired else i)))
 
 
 @kernel

@@ -74,6 +74,16 @@ def learn(keys: Float32Array, codebook: Float32Array, steps: int, sums: Float64A
     """Learn the codebook of a KV head from keys."""
 
 
+@entry("export", "i64 i64 f32[,]", f"{_HERE}.activations")
+def read_groups(activations: int, blocks: int, out: Float32Array) -> None:
+    """Write the numbers that rows of activations in the form GROUPS stand for to float32[rows, 32 * blocks]."""
+
+
+@entry("export", "i64 i64 i64 i64 i64", f"{_HERE}.rows")
+def subtract_product(out: int, left: int, right: int, stride: int, rows: int) -> None:
+    """out[rows, 32] -= left[rows, 32] @ right[32, 32], all float32, with `stride` bytes from row to row."""
+
+
 CHAINS, VECTORS = 12, 8
 """Number of independent sums of `dots`, more than any CPU has dot products in flight; and of vectors of weights whose
 products are added to each in a turn, as many as a block has."""

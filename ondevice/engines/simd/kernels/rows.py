@@ -28,7 +28,7 @@ from ondevice.engines.simd.kernels.contract import (
 )
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, store, tanh
+from ondevice.engines.simd.kernels.isa.vector import fma, full, load, max_lanes, store, tanh
 from ondevice.engines.simd.kernels.tables import dot, dot_row, prefetch_row, read_row
 from ondevice.native.functions import kernel
 
@@ -190,3 +190,21 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
         if cap > 0:
             logit = max_lanes(full(cap) * tanh(full(logit / cap)))
         write_f32(state[LOGITS] + 4 * i, logit)
+
+
+@kernel
+def subtract_product(out: int, left: int, right: int, stride: int, rows: int) -> None:
+    """See `contract.subtract_product`. `right`, 4 KB, stays in the first level of cache while all rows pass."""
+    row = 0
+    while row < rows:  # two rows at a time: of a last single one, twice the same
+        own, other = stride * row, stride * min(row + 1, rows - 1)
+        a, b, c, d = load(out + own), load(out + own + 64), load(out + other), load(out + other + 64)
+        for i in range(32):
+            low, high = load(right + stride * i), load(right + stride * i + 64)
+            x, y = full(-read_f32(left + own + 4 * i)), full(-read_f32(left + other + 4 * i))
+            a, b, c, d = fma(x, low, a), fma(x, high, b), fma(y, low, c), fma(y, high, d)
+        store(out + own, a)
+        store(out + own + 64, b)
+        store(out + other, c)
+        store(out + other + 64, d)
+        row += 2
