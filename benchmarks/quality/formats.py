@@ -273,10 +273,12 @@ def with_speeds(
     Calibration changes neither formats nor kernels: such a format has the speed of the one without it.
     """
     missing = [each for each in results if math.isnan(each.tokens_per_second) and SAME_FILE not in each.format]
+    known = {_speed_name(each): each.tokens_per_second for each in results if not math.isnan(each.tokens_per_second)}
     with ExitStack() as stack:
         runs: dict[tuple[str, str], Callable[[], float]] = {}
         for each in missing:
-            name = _speed_name(each)
+            if (name := _speed_name(each)) in known:
+                continue
             if each.by == "ondevice" and name not in runs:
                 bundle = export(source, directory / name[1], drafter="none", **FORMATS[name[1]])
                 runs[name] = partial(_speed, stack.enter_context(ondevice.load(bundle, threads=threads)))
@@ -284,7 +286,7 @@ def with_speeds(
                 gguf = quantize_llama(_as_f16(source, programs, directory), name[1], programs, directory)
                 runs[name] = partial(decoding_speed, programs / "llama-bench", gguf, threads, SPEED_TEST.new)
         rounds = [{name: run() for name, run in runs.items()} for _ in range(SPEED_ROUNDS)]
-    speeds = {name: median(found[name] for found in rounds) for name in runs}
+    speeds = known | {name: median(found[name] for found in rounds) for name in runs}
     return [
         replace(each, tokens_per_second=speeds[_speed_name(each)]) if each in missing and _speed_name(each) in speeds
         else each
