@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,8 +50,8 @@ def mtp_ways(drafter: Path, lengths: Iterable[int], p_min: float) -> dict[str, S
     for length in lengths:
         fixed = Speculation("DRAFT_MTP", str(drafter), length)
         ways[f"mtp {length}"] = fixed
-        ways[f"mtp {length}, p_min {p_min:g}"] = Speculation(**{**asdict(fixed), "p_min": p_min})
-        ways[f"mtp {length}, probabilistic"] = Speculation(**{**asdict(fixed), "probabilistic": True})
+        ways[f"mtp {length}, p_min {p_min:g}"] = replace(fixed, p_min=p_min)
+        ways[f"mtp {length}, probabilistic"] = replace(fixed, probabilistic=True)
     return ways
 
 

@@ -44,7 +44,7 @@ MODULES = (
     "ondevice.engines.simd.kernels.contract",
     "ondevice.generate.sampling_kernels",
     "ondevice.generate.drafters.ngram",
-    "ondevice_export.calibration.rounding",
+    "ondevice_export.calibration.round_block",
     "ondevice_export.quantize",
 )
 """The modules that declare entries. Those that are not installed are left out."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.engines.simd.kernels.contract import subtract_product
-from ondevice.native.functions import kernel
+from ondevice.native.functions import entry, kernel
 from ondevice_export.quantize import BLOCK, largest, to_fp16
 
 _TRIES = 24
@@ -20,7 +20,7 @@ _LEAST = np.float32(1e-30)
 """Least scale of an affine block; it becomes 0 in fp16."""
 
 
-@kernel
+@entry("export", "f32[,] i64 f32[,] f32[] u8[] i64 f32[] u8[,] f32[] f32[]")
 def round_block(  # noqa: PLR0917
     rows: Float32Array,
     first: int,
@@ -33,7 +33,16 @@ def round_block(  # noqa: PLR0917
     scales: Float32Array,
     minimums: Float32Array,
 ) -> None:
-    """See `rounding.round_block`."""
+    """Round a block of 32 columns of some rows, column by column, and carry the errors to the columns behind.
+
+    Args:
+        rows: [n, width], the weights, of which the block's become their errors.
+        first: the block's first column.
+        upper: R, [width, width].
+        levels, nearest, affine: see `Grid`.
+        weights: [32], scratch.
+        codes, scales, minimums: [n, 32], [n] and [n], are written.
+    """
     total, factor = np.float32(0.0), upper[first : first + BLOCK, first:]
     for i in range(BLOCK):
         weights[i] = np.float32(1.0) / (factor[i, i] * factor[i, i])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.native.functions import entry
+from ondevice_export.calibration.round_block import round_block
 from ondevice_export.quantize import BLOCK, NEAREST
 
 
@@ -124,31 +124,6 @@ def _inverse(upper: Float64Array) -> Float64Array:
     out[:half, :half], out[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
     out[:half, half:] = -out[:half, :half] @ (upper[:half, half:] @ out[half:, half:])
     return out
-
-
-@entry("export", "f32[,] i64 f32[,] f32[] u8[] i64 f32[] u8[,] f32[] f32[]", "ondevice_export.calibration.round_block")
-def round_block(  # noqa: PLR0917
-    rows: Float32Array,
-    first: int,
-    upper: Float32Array,
-    levels: Float32Array,
-    nearest: NDArray[np.uint8],
-    affine: bool,
-    weights: Float32Array,
-    codes: NDArray[np.uint8],
-    scales: Float32Array,
-    minimums: Float32Array,
-) -> None:
-    """Round a block of 32 columns of some rows, column by column, and carry the errors to the columns behind.
-
-    Args:
-        rows: [n, width], the weights, of which the block's become their errors.
-        first: the block's first column.
-        upper: R, [width, width].
-        levels, nearest, affine: see `Grid`.
-        weights: [32], scratch.
-        codes, scales, minimums: [n, 32], [n] and [n], are written.
-    """
 
 
 def round_rows(
