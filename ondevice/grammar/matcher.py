@@ -152,8 +152,12 @@ class _State:
 class Matcher:
     """State of one reply's grammar: llguidance's matcher as the loop's `Constraint`.
 
-    The matcher moves forward and back along the paths of drafted tokens. States on the current path are kept, because
+    A copy of the matcher moves ahead along the paths of drafted tokens. States on the current path are kept, because
     checking a draft, drafting and verifying need the same ones.
+
+    To go back is to copy the matcher again. llguidance's `rollback` (up to 1.9.1) goes back by the lengths of the
+    tokens' texts, which is the wrong place behind a forced `<[id]>` that is no control token, and it fails for grammars
+    with `stop` or `max_tokens`.
 
     Masks are computed row by row as verification reaches them. That suffices for trees, and computes no mask for rows
     behind a token that the target refuses, as llguidance's call for all rows of a chain would.
@@ -172,7 +176,10 @@ class Matcher:
         self.position = position
         self._made = made
         self._words = (vocab_size + 31) // 32
+        self._taken: LLMatcher
+        """Behind the taken tokens."""
         self._matcher: LLMatcher
+        """Behind `_ahead`: `_taken` itself, or a copy."""
         self._ahead: list[int] = []
         self._states: list[_State] = []
         """States after the taken tokens, and after each token of `_ahead`."""
@@ -220,22 +227,26 @@ class Matcher:
         self._wait()
         taken = 0
         while taken < len(tokens):
-            state = self._reach(tokens[: taken + 1])
+            state = self._reach(tokens[: taken + 1], taking=taken + 1 == len(tokens))
             if state is None:
                 raise GrammarError(f"the grammar does not allow the token {tokens[taken]}, which was chosen")
             taken += 1
             if state.over:
                 break
         self._back(taken)
-        self._ahead, self._states = [], self._states[-1:]
+        self._taken, self._ahead, self._states = self._matcher, [], self._states[-1:]
         if self._states[0].mask is not None:  # it lies in the buffer of another state
             self._buffers[0], self._buffers[taken] = self._buffers[taken], self._buffers[0]
         self.position += taken
         self._forced_at(self._states[0], 0)  # the next choice needs it anyway; here its time is not the drafter's
         return taken
 
-    def _reach(self, path: Sequence[int]) -> _State | None:
-        """The state after a path; None if the path is not allowed."""
+    def _reach(self, path: Sequence[int], *, taking: bool = False) -> _State | None:
+        """The state after a path; None if the path is not allowed.
+
+        Args:
+            taking: the reply continues with the path, so that no copy is needed for its first token.
+        """
         self._wait()
         shared, most = 0, min(len(path), len(self._ahead))
         while shared < most and path[shared] == self._ahead[shared]:
@@ -248,6 +259,8 @@ class Matcher:
             forced = self._forced_at(state, len(self._ahead))
             if state.over or (forced is not None and forced != token):
                 return None
+            if self._matcher is self._taken and not taking:
+                self._matcher = self._taken.deep_copy()
             if not self._matcher.try_consume_tokens([token]):
                 self._check()
                 return None
@@ -267,8 +280,12 @@ class Matcher:
     def _back(self, ahead: int) -> None:
         """Go back to the state after the first `ahead` tokens of `_ahead`."""
         if ahead < len(self._ahead):
-            self._matcher.rollback(len(self._ahead) - ahead)
             del self._ahead[ahead:], self._states[ahead + 1 :]
+            self._matcher = self._taken
+            if self._ahead:
+                self._matcher = self._taken.deep_copy()
+                consumed = self._matcher.try_consume_tokens(self._ahead)
+                assert consumed == len(self._ahead)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -277,7 +294,7 @@ class Matcher:
     def _wait(self) -> None:
         """Wait for the matcher before the first token."""
         if not self._states:
-            self._matcher = self._made()
+            self._taken = self._matcher = self._made()
             self._states = [_State(self._matcher.is_stopped())]
 
 

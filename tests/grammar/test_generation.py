@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import pytest
 
 import ondevice
 from ondevice import GrammarError, Model, Reply, UsageError
+from ondevice.generate.controller import FixedLength, RoundPlan
 from ondevice.generate.drafters.ngram import NgramDrafter
+from ondevice.generate.drafters.protocol import Drafter
 from tests.fixtures.chat_bundle import write_chat_bundle
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
@@ -109,6 +111,26 @@ def test_what_is_forced_costs_no_forward(reference_model: Model, plain: dict[tup
     for temperature in (0.0, 1.0):
         reply = generate(reference_model, "schema", temperature, drafter="grammar", **options)
         assert reply.stats.target_forwards < 0.6 * plain["schema", temperature].stats.target_forwards
+
+
+@pytest.mark.parametrize("tokens", range(1, 9))
+def test_fewer_tokens_are_drafted_than_were_forecast(
+    reference_model: Model, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """As on a busy machine: the length of a draft follows from measured times. A grammar must find back from there."""
+    plan = FixedLength.plan
+
+    def forecasting(self: FixedLength, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
+        drafters[0].forecast(limit)
+        return plan(self, drafters, limit, other_rows)
+
+    monkeypatch.setattr(FixedLength, "plan", forecasting)
+    assert reference_model.tokenizer is not None
+    said = reference_model.tokenizer.encode("é \U0001f600 after it")
+    form = {"type": "lark", "lark": "start: <[" + "]> <[".join(map(str, said)) + "]>"}
+    options: dict[str, Any] = {"num_assistant_tokens_schedule": "constant", "num_assistant_tokens": tokens}
+    reply = reference_model.generate(PROMPT, response_format=form, drafter="grammar", **options)
+    assert list(reply.token_ids) == said
 
 
 def test_a_reply_that_is_cut_off_came_as_far_as_it_did(

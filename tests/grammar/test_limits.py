@@ -146,8 +146,7 @@ def test_the_library_refuses_what_is_too_large_in_one_line(made: Compiler, wante
 def test_tokens_of_a_long_forced_text_are_made_once(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(random.Random(1).choices("abc def", k=3000))
     constraint = matcher(made, {"type": "choice", "choice": [text]})
-    assert not constraint.finished
-    made_lists = []
+    inner, made_lists = constraint._made(), []
 
     class Counting:
         def __init__(self, inner: Any) -> None:
@@ -158,7 +157,10 @@ def test_tokens_of_a_long_forced_text_are_made_once(made: Compiler, monkeypatch:
                 made_lists.append(name)
             return getattr(self._inner, name)
 
-    monkeypatch.setattr(constraint, "_matcher", Counting(constraint._matcher))
+        def deep_copy(self) -> Counting:
+            return Counting(self._inner.deep_copy())
+
+    monkeypatch.setattr(constraint, "_made", lambda: Counting(inner))
     reply = forced_tokens(constraint)
     assert constraint.finished
     assert TOKENIZER.decode(reply) == text

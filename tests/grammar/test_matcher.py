@@ -41,6 +41,21 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
+def named(text: str) -> str:
+    """The tokens of a text, named in Lark by their ids."""
+    return " ".join(f"<[{token}]>" for token in ids(text))
+
+
+LARKS = {
+    "ids": "start: " + named("é😀世界"),
+    "ids and text": f'start: (item ",")+ {named("end")} ";"\nitem: {named("one,two")} | {named("is")} "is" /[a-z]/',
+    "control tokens": 'start: <|channel> "thought" <channel|> ("a" <|tool_call> "b" <tool_call|>)+',
+    "stop": 'start: text ";" "end"\ntext[stop=";"]: /[a-z]*/',
+    "max_tokens": 'start: text ";" text ";"\ntext[max_tokens=3]: /[a-z]*/',
+}
+"""Grammars behind whose tokens llguidance's `rollback` goes to a wrong place, or fails, and some beside these."""
+
+
 def test_what_only_one_text_can_follow_is_forced(constraint: Matcher) -> None:
     text = ids('{"name": "')
     path: list[int] = []
@@ -52,17 +67,19 @@ def test_what_only_one_text_can_follow_is_forced(constraint: Matcher) -> None:
         assert ids_in(constraint.mask(path[:length])) == [path[length]]
 
 
-def test_it_says_the_same_whatever_was_asked_before(made: Compiler) -> None:
+@pytest.mark.parametrize("name", ["schema", *LARKS])
+def test_it_says_the_same_whatever_was_asked_before(made: Compiler, name: str) -> None:
+    wanted = schema_format(SCHEMA) if name == "schema" else {"type": "lark", "lark": LARKS[name]}
     rng = random.Random(1)
     for seed in range(6):
-        reply = walk(matcher(made, schema_format(SCHEMA)), random.Random(seed), ENDS)
+        reply = walk(matcher(made, wanted), random.Random(seed), ENDS)
         assert reply is not None
-        fresh = matcher(made, schema_format(SCHEMA))
+        fresh = matcher(made, wanted)
         expected = []
         for token in reply:
             expected.append((fresh.forced([]), fresh.mask([]).copy()))
             fresh.take([token])
-        asked = matcher(made, schema_format(SCHEMA))
+        asked = matcher(made, wanted)
         taken = 0
         while taken < len(reply):
             for _ in range(8):  # here and there, right and wrong
@@ -82,7 +99,20 @@ def test_it_says_the_same_whatever_was_asked_before(made: Compiler) -> None:
             assert asked.take(reply[taken : taken + count]) == len(reply[taken : taken + count])
             taken += count
             assert asked.position == 1 + min(taken, len(reply))
-        assert asked.finished
+        assert asked.finished == fresh.finished
+
+
+def test_fewer_forced_tokens_are_taken_than_were_asked_about(made: Compiler) -> None:
+    """As where the controller asks a drafter for fewer tokens than it forecast, which depends on the time."""
+    said = ids("é😀世界")
+    for asked in range(1, len(said) + 1):
+        for taken in range(asked):
+            constraint = matcher(made, {"type": "lark", "lark": LARKS["ids"]})
+            assert constraint.allows(said[:asked])
+            assert constraint.take(said[:taken]) == taken
+            assert [constraint.forced(said[taken:end]) for end in range(taken, len(said))] == said[taken:]
+            assert constraint.take(said[taken:]) == len(said) - taken
+            assert constraint.finished
 
 
 def test_a_token_is_allowed_that_its_mask_has(constraint: Matcher) -> None:

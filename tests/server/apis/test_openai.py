@@ -429,12 +429,15 @@ def test_offsets_leave_out_control_tokens_and_count_characters(served, served_mo
     said = [served_model.manifest.bos_token_id, *served_model.tokenizer.encode("é \U0001f600 after it")[1:]]
     options = {"prompt": "x", "max_tokens": len(said), "temperature": 0, "logprobs": 0, "stop": stop}
     form = {"type": "lark", "lark": "start: <[" + "]> <[".join(map(str, said)) + "]>"}
-    [choice] = served.post(TEXT, **options, response_format=form).body["choices"]
+    answer = served.post(TEXT, **options, response_format=form)
+    assert answer.status == 200, answer.body
+    [choice] = answer.body["choices"]
     scores = choice["logprobs"]
     assert choice["text"] == ("é \U0001f600 a" if stop else "é \U0001f600 after it")
     before = [served_model.tokenizer.decode(said[:count]) for count in range(len(scores["tokens"]))]
     assert scores["text_offset"] == [len(text.rstrip("\N{REPLACEMENT CHARACTER}")) for text in before]
     chunks = served.messages(TEXT, **options, response_format=form)
+    assert all("choices" in chunk for chunk in chunks), chunks
     streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [offset for each in streamed if each for offset in each["text_offset"]] == scores["text_offset"]
 
