@@ -45,7 +45,7 @@ class Compiler:
         controls = {} if tokenizer is None else tokenizer.control_texts
         self._control_ids = {text: token_id for token_id, text in controls.items()}
         self._index: LLTokenizer | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, "ondevice-grammar")  # starts its thread with the first grammar
 
     def constraint(
         self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int], begun: str = ""
@@ -69,8 +69,6 @@ class Compiler:
         if self._tokenizer is None:
             raise UsageError("a grammar needs a tokenizer, and this bundle has none")
         _check(grammar)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "ondevice-grammar")
         coming = self._pool.submit(self._matcher, grammar, begun)
         return Matcher(coming.result, len(prompt_ids), self._vocab_size)
 
@@ -80,8 +78,7 @@ class Compiler:
         return [] if choice.kind != "none" or opening is None else [opening]
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        self._pool.shutdown(wait=False)
 
     def _matcher(self, grammar: str, begun: str) -> LLMatcher:
         from llguidance import LLMatcher, LLTokenizer
