@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from functools import partial
 
 import pytest
 
@@ -62,8 +63,10 @@ def test_rounds_are_sent_if_asked_for(served):
     assert served.post(CHAT, **asked, return_rounds=1).body["error"]["param"] == "return_rounds"
 
 
-def test_drafts_of_a_request(served):
+def test_drafts_of_a_request(served, served_model, monkeypatch):
     """Its drafter and the length of its drafts; the figures under vLLM's names, which `/metrics` sums."""
+    constant = partial(served_model.stream, num_assistant_tokens_schedule="constant")  # `auto` may find that none pay
+    monkeypatch.setattr(served_model, "stream", constant)
     served.wait_until_idle()
     before = served.gauge("spec_decode_num_draft_tokens_total")
     asked = {"prompt": "import os\nimport sys\n" * 4, "max_tokens": 40, "temperature": 0, "n": 2, "drafter": "ngram"}
