@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,17 @@ import numpy as np
 import torch
 from drafters.drafter_card import write_card
 from drafters.lessons import Lesson, Lessons, write_lessons
-from drafters.replies import write_held_out, write_replies
-from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_block, measure, rounds_of
+from drafters.replies import held_out, write_held_out, write_replies
+from drafters.replies_on_device import DeviceWriter, write_held_out_on_device, write_replies_on_device
+from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_blocks, measure, places_of, rounds_of
 from drafters.states import FrozenTarget
-from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
+from drafters.target_drafter import (
+    TargetDrafter,
+    drafter_config,
+    save_drafter,
+    start_from_drafter,
+    start_from_target,
+)
 from torch import Tensor
 from torch.nn import functional
 from training import workers
@@ -32,25 +40,39 @@ from training.distillation import acceptance, both, cross_entropy, frozen_gradie
 from training.precision import PRODUCTS
 from training.run import Run, hardware, spent_budget
 
+from ondevice.bundle import Bundle
+from ondevice.text.codec import TextCodec
 from ondevice_export import export as export_bundle
 
 MODELS = Path(__file__).resolve().parent.parent
-STEP_BLOCKS = 4
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
 STATE_SHARE = 0.2  # weight of the distance to the target's next state
-SAMPLED = 3072  # tokens of the head that a block's loss compares
-ALWAYS = 1024  # of these, the most frequent ones
+ALWAYS = 1024  # most frequent tokens, which every forward's loss compares
 SAMPLE = 400  # conversations from which the drafter is initialised
-MEASURED = 48  # held-out replies, while it trains
-HELD_OUT_TOKENS = 128  # of a reply to a given prompt
+MEASURED, DESCRIBED = 48, 256  # held-out replies, while it trains and in the card
 LOSSES = {"kl": cross_entropy, "lk": acceptance, "both": both}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Sizes that suit a device.
+
+    update, forward : blocks of ROUNDS rounds of an update, and of these of a forward
+    sampled : tokens of the head that a forward's loss compares
+    peak : of the learning rates; at 0.6 and 4 blocks, layers that started as the target's were lost
+    """
+
+    update: int
+    forward: int
+    sampled: int
+    peak: float
+
+
+PACES = {"cpu": Pace(4, 1, 3072, 0.15), "cuda": Pace(32, 32, 16_384, 0.3)}
 
 
 class DrafterRun(Run):
     """Distillation from the target's kept states."""
-
-    step_tokens = STEP_BLOCKS * ROUNDS
-    peak = 0.15  # at 0.6, layers that started as the target's were lost
 
     def __init__(
         self,
@@ -60,52 +82,52 @@ class DrafterRun(Run):
         lessons: Lessons,
         head_tokens: Tensor,
     ) -> None:
-        work = args.work
+        work, self.pace = args.work, PACES[args.device.type]
+        self.step_tokens, self.peak = self.pace.update * ROUNDS, self.pace.peak
         self.args, self.target, self.lessons = args, target, lessons
         self.trained, self.held_out = lessons.split()
         self.order = Order(lessons.lengths, self.trained)
         self.head_tokens = head_tokens
         self.head = target.projection[head_tokens].to(PRODUCTS)
-        self.rank_of = torch.full((len(target.projection),), -1).scatter_(
-            0, head_tokens, torch.arange(len(head_tokens))
-        )
-        self.frequent = torch.from_numpy(np.load(work / f"{args.run}-frequent.npy")[:ALWAYS])
+        self.place_of = places_of(head_tokens, len(target.projection))
+        self.frequent = torch.from_numpy(np.load(work / f"{args.run}-frequent.npy")[:ALWAYS]).to(args.device)
         self.gradients = partial(frozen_gradients, cap=target.cap, distance=LOSSES[args.loss])
         self.shown = time.monotonic() - 60
         super().__init__(drafter, work / f"{args.run}.pt", spent_budget(work / f"{args.run}.pt", args.tokens))
 
     def accumulate(self) -> float:
-        """Gradients of one step, a block at a time."""
-        total = 0.0
-        for part in range(workers.rank(), STEP_BLOCKS, workers.count()):
-            loss = self.loss(self.step * STEP_BLOCKS + part) / STEP_BLOCKS
+        """Gradients of one step, some blocks at a time."""
+        total, pace = torch.zeros((), device=self.args.device), self.pace
+        for part in range(workers.rank(), pace.update // pace.forward, workers.count()):
+            first = self.step * pace.update + part * pace.forward
+            loss = self.loss(range(first, first + pace.forward)) * pace.forward / pace.update
             loss.backward()
-            total += loss.item()
-        return total
+            total += loss.detach()
+        return total.item()
 
-    def loss(self, number: int) -> Tensor:
-        """Weighted mean over the steps of a block's rounds."""
-        lessons = [self.lessons[index] for index in self.order.block(number)]
-        random = np.random.default_rng([1, number])
-        possible = rounds_of(lessons, STEPS)
-        rounds = torch.from_numpy(np.sort(np.resize(random.permutation(possible), ROUNDS)))
-        block = make_block(lessons, self.target, rounds, PRODUCTS)
-        following = torch.stack([block.tokens[block.rounds + step + 1] for step in range(1, STEPS + 1)])
-        chosen, bias = self.chosen(following, random)
+    def loss(self, numbers: range) -> Tensor:
+        """Weighted mean over the steps of the rounds of some blocks."""
+        rows = [[self.lessons[index] for index in self.order.block(number)] for number in numbers]
+        random = [np.random.default_rng([1, number]) for number in numbers]
+        possible = [draws.permutation(rounds_of(row, STEPS)) for draws, row in zip(random, rows, strict=True)]
+        rounds = torch.from_numpy(np.stack([np.sort(np.resize(places, ROUNDS)) for places in possible]))
+        blocks = make_blocks(rows, self.target, rounds, PRODUCTS)
+        following = torch.stack([blocks.tokens_after(step + 1) for step in range(1, STEPS + 1)])
+        chosen, bias = self.chosen(following, random[0])
         gradients = partial(self.gradients, bias=bias)
-        head, mask = self.head[chosen], block.mask(PRODUCTS)
+        head, mask = self.head[chosen], blocks.mask(PRODUCTS)
         table = self.target.model.get_input_embeddings()
-        states, total, weights = block.hidden[block.rounds][None], torch.zeros(()), 0.0
+        states, total, weights = blocks.hidden_after(0), torch.zeros((), device=self.args.device), 0.0
         for step in range(1, STEPS + 1):
-            wanted_state = block.hidden[block.rounds + step]
+            wanted_state = blocks.hidden_after(step).flatten(0, 1)
             with torch.no_grad():
                 wanted = self.likely(wanted_state, head, bias)
-            embeddings = table(block.tokens[block.rounds + step])[None]
             with torch.autocast(states.device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
-                states = self.model(embeddings, states, block.cache, mask, block.positions)
-            loss = soft_loss(gradients, states[0], head, wanted)
+                states = self.model(table(blocks.tokens_after(step)), states, blocks.cache, mask, blocks.positions)
+            found = states.flatten(0, 1)
+            loss = soft_loss(gradients, found, head, wanted)
             scale = self.model.output_scale
-            apart = functional.smooth_l1_loss(states[0].float() / scale, wanted_state.float() / scale)
+            apart = functional.smooth_l1_loss(found.float() / scale, wanted_state.float() / scale)
             total = total + STEP_DISCOUNT ** (step - 1) * (loss + STATE_SHARE * apart)
             weights += STEP_DISCOUNT ** (step - 1)
         return total / weights
@@ -118,15 +140,18 @@ class DrafterRun(Run):
         return (logits + bias).softmax(dim=-1).to(PRODUCTS)
 
     def chosen(self, following: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Places in the head's list, int64[S]: of a block's next tokens, of the most frequent ones, and of others by
+        """Places in the head's list, int64[S]: of a forward's next tokens, of the most frequent ones, and of others by
         chance; and what is added to their logits, float32[S], so that the latter stand for all others.
         """
-        places = self.rank_of[following.flatten()]
+        count, device = len(self.head_tokens), self.args.device
+        if count <= self.pace.sampled:
+            return torch.arange(count, device=device), torch.zeros(count, device=device)
+        places = self.place_of[following.flatten()]
         first = torch.cat([places[places >= 0], self.frequent]).unique()
-        others = np.setdiff1d(random.permutation(len(self.head_tokens)), first.numpy(), assume_unique=True)
-        some = torch.from_numpy(others[: max(1, SAMPLED - len(first))])
-        stands_for = torch.full((len(some),), len(others) / len(some))
-        return torch.cat([first, some]), torch.cat([torch.ones(len(first)), stands_for]).log()
+        others = np.setdiff1d(random.permutation(count), first.cpu().numpy(), assume_unique=True)
+        some = torch.from_numpy(others[: max(1, self.pace.sampled - len(first))]).to(device)
+        stands_for = torch.full((len(some),), len(others) / len(some), device=device)
+        return torch.cat([first, some]), torch.cat([torch.ones(len(first), device=device), stands_for]).log()
 
     def update(self) -> float:
         """One step, and every minute a line with the tokens of a round on held-out replies."""
@@ -177,9 +202,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, help="of the drafter (default: the target's)")
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--mlp", type=int, help="units of the feed-forward blocks (default: the target's)")
+    parser.add_argument("--start", type=Path, help="a drafter to begin with (default: the target's last layers)")
     parser.add_argument("--loss", choices=list(LOSSES), default="both")
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="JSON lines of prompts to measure on")
     parser.add_argument("--licence", help="of the target and so of the drafter, for the card")
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        help="cpu or cuda (default: cuda if there is one)",
+    )
     parser.add_argument("--run", default="drafter", help="name of the saved run in --work")
     parser.add_argument("--work", type=Path, default=MODELS / ".work" / "target-drafter", help="replies, states, runs")
     return parser.parse_args()
@@ -192,18 +224,30 @@ def main() -> None:
     bundle = args.work / "bundle"
     if not bundle.exists():
         export_bundle(args.target, bundle, drafter="none", heads="none")
-    write_replies(bundle, args.work, args.replies)
-    if args.held_out:
-        write_held_out(bundle, args.held_out, args.work / "held-out" / "replies-0.jsonl", HELD_OUT_TOKENS)
-    target = open_target(args.target)
-    for directory in (args.work, args.work / "held-out"):
-        write_lessons(target, sorted(directory.glob("replies-*.jsonl")))
-    workers.launch(train, os.cpu_count() or 1, args.work / "meeting", args)
+    given = args.work / "held-out" / "replies-0.jsonl"
+    given.parent.mkdir(exist_ok=True)
+    messages = [] if given.exists() else held_out(args.held_out)
+    if args.device.type == "cpu":
+        write_replies(bundle, args.work, args.replies)
+        if messages:
+            write_held_out(bundle, messages, given)
+        target = open_target(args.target, args.device)
+    else:
+        target = open_target(args.target, args.device)
+        opened = Bundle.open(bundle)
+        writer = DeviceWriter(target, TextCodec(opened), opened.manifest.eos_token_ids)
+        write_replies_on_device(writer, args.work / "replies-0.jsonl", args.replies)
+        if messages:
+            write_held_out_on_device(writer, messages, given)
+    for file in sorted(args.work.glob("replies-*.jsonl")):
+        write_lessons(target, file, finished=False)
+    write_lessons(target, given, finished=True)
+    count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
+    workers.launch(train, count, args.work / "meeting", args)
 
 
-def open_target(path: Path) -> FrozenTarget:
-    """The target of a GGUF file or a checkpoint's directory, on the CPU."""
-    device = torch.device("cpu")
+def open_target(path: Path, device: torch.device) -> FrozenTarget:
+    """The target of a GGUF file or a checkpoint's directory."""
     return (
         FrozenTarget.load_gguf(path, device) if path.suffix == ".gguf" else FrozenTarget.load(path, path.name, device)
     )
@@ -213,14 +257,14 @@ def count_tokens(lessons: Lessons, vocabulary: int) -> Tensor:
     """int64[V]: all tokens, the most frequent of the lessons to learn from first."""
     counts = np.zeros(vocabulary, np.int64)
     for index in lessons.split()[0]:
-        counts += np.bincount(lessons[index].tokens, minlength=vocabulary)
+        counts += np.bincount(lessons[index].tokens.cpu(), minlength=vocabulary)
     return torch.from_numpy(np.argsort(-counts, kind="stable"))
 
 
 def train(args: argparse.Namespace) -> None:
     """Train in this process, together with the other ones."""
-    target = open_target(args.target)
-    lessons = Lessons(args.work)
+    target = open_target(args.target, args.device)
+    lessons = Lessons(args.work, args.device)
     config = target.config
     kept = args.work / f"{args.run}-head.npy"
     if not kept.exists() and workers.rank() == 0:
@@ -235,10 +279,12 @@ def train(args: argparse.Namespace) -> None:
         "mlp": args.mlp or config.intermediate_size,
     }
     torch.manual_seed(0)
-    drafter = TargetDrafter(drafter_config(config, **shape))
+    drafter = TargetDrafter(drafter_config(config, **shape)).to(args.device)
     if not (args.work / f"{args.run}.pt").exists():
         start_from_target(drafter, target, [lessons[index] for index in lessons.split()[0][:SAMPLE]])
-    run = DrafterRun(args, target, drafter, lessons, torch.from_numpy(np.load(kept)))
+        if args.start is not None:
+            start_from_drafter(drafter, args.start)
+    run = DrafterRun(args, target, drafter, lessons, torch.from_numpy(np.load(kept)).to(args.device))
     run.train()
     if workers.rank() == 0:
         describe(run, args)
@@ -247,7 +293,7 @@ def train(args: argparse.Namespace) -> None:
 def describe(run: DrafterRun, args: argparse.Namespace) -> None:
     """Write `figures.json` and the card."""
     run.model.eval()
-    given = Lessons(args.work / "held-out")
+    given = Lessons(args.work / "held-out", args.device)
     facts, lengths = run.lessons.facts, run.lessons.lengths
     figures = {
         "licence": args.licence,
@@ -260,11 +306,11 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
             "steps": STEPS,
             "drafts": MEASURED_STEPS,
             "core_minutes": run.budget.core_seconds / 60,
-            "hardware": hardware(torch.device("cpu")),
+            "hardware": hardware(args.device),
             "loss": args.loss,
         },
         "curve": [json.loads(line) for line in run.file.with_suffix(".curve").read_text().splitlines()],
-        "replies": run.figures(run.held_out),
+        "replies": run.figures(run.held_out[:DESCRIBED]),
         "prompts": run.figures_of(given[index] for index in range(len(given))),
     }
     (args.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import train_drafter
@@ -14,9 +15,15 @@ from compare_drafters import compared, error, influence
 from drafters import lessons, rounds
 from drafters.lessons import Lessons, full_layer, shard_file, write_lessons
 from drafters.replies import Written, read_replies
-from drafters.rounds import accepted_runs, make_block, posterior_noise, rounds_of
+from drafters.rounds import accepted_runs, make_blocks, posterior_noise, rounds_of
 from drafters.states import FrozenTarget
-from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_target
+from drafters.target_drafter import (
+    TargetDrafter,
+    drafter_config,
+    save_drafter,
+    start_from_drafter,
+    start_from_target,
+)
 from safetensors.torch import load_file
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
@@ -50,13 +57,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> Path:
     (tmp_path / "work").mkdir()
     lines = "".join(f"{json.dumps(vars(row))}\n" for row in rows)
     (tmp_path / "work" / "replies-0.jsonl").write_text(lines + '{"number": 7, "ki')
-    write_lessons(FrozenTarget.load(tmp_path / "target", "tiny", CPU), [tmp_path / "work" / "replies-0.jsonl"])
+    target = FrozenTarget.load(tmp_path / "target", "tiny", CPU)
+    write_lessons(target, tmp_path / "work" / "replies-0.jsonl", finished=False)
     return tmp_path / "work"
 
 
 def made(work: Path) -> tuple[FrozenTarget, TargetDrafter, Lessons]:
     target = FrozenTarget.load(work.parent / "target", "tiny", CPU)
-    known = Lessons(work)
+    known = Lessons(work, CPU)
     torch.manual_seed(1)
     drafter = TargetDrafter(drafter_config(target.config, width=target.config.hidden_size, layers=2, mlp=48)).eval()
     start_from_target(drafter, target, [known[index] for index in range(6)])
@@ -76,7 +84,7 @@ def test_lessons_hold_what_the_target_computes(work: Path) -> None:
     assert sorted(known[index].number for index in known.split()[1]) == [32, 64, 96]
     lesson = known[3]
     with torch.no_grad():
-        wanted = target.model(torch.from_numpy(lesson.tokens)[None], output_hidden_states=True, use_cache=True)
+        wanted = target.model(lesson.tokens[None].long(), output_hidden_states=True, use_cache=True)
     np.testing.assert_allclose(lesson.hidden, wanted.hidden_states[-1][0].numpy(), atol=2e-3, rtol=2e-3)
     values = wanted.past_key_values.layers[full_layer(target.config)].values[0].transpose(0, 1).flatten(1)
     np.testing.assert_allclose(lesson.cache[1], values.numpy(), atol=2e-3, rtol=2e-3)
@@ -98,14 +106,14 @@ def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_
 
     lesson = known[2]
     chosen = torch.from_numpy(rounds_of([lesson], 3))
-    block = make_block([lesson], target, chosen, torch.float32, len(lesson.tokens))
-    embedded = target.model.get_input_embeddings()(block.tokens[chosen + 1])[None]
+    block = make_blocks([[lesson]], target, chosen[None], torch.float32, len(lesson.tokens))
+    embedded = target.model.get_input_embeddings()(block.tokens_after(1))
     with torch.no_grad():
-        state = drafter(embedded, block.hidden[chosen][None], block.cache, block.mask(torch.float32), block.positions)
+        state = drafter(embedded, block.hidden_after(0), block.cache, block.mask(torch.float32), block.positions)
         for place, t in enumerate(chosen.tolist()):
             seen = tuple(x[:, :, : t + 1] for x in block.cache)
             found = reference(
-                inputs_embeds=torch.cat([embedded[:, place], block.hidden[t][None]], dim=-1)[None],
+                inputs_embeds=torch.cat([embedded[:, place], block.hidden[:, t]], dim=-1)[None],
                 position_ids=torch.tensor([[t + 1]]),
                 shared_kv_states={"full_attention": seen, "sliding_attention": seen},
             )
@@ -116,22 +124,41 @@ def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_
             torch.testing.assert_close(found.last_hidden_state[0, 0], state[0, place], atol=3e-2, rtol=3e-2)
 
 
+def test_training_starts_with_a_saved_drafter_as_it_is(work: Path, tmp_path: Path) -> None:
+    target, drafter, _ = made(work)
+    save_drafter(drafter, target, torch.arange(5), tmp_path / "out")
+    other = TargetDrafter(drafter.config)
+    other.input_scale.fill_(0.25)
+    other.output_scale.fill_(4.0)
+    start_from_drafter(other, tmp_path / "out")
+    before, after = drafter.tensors(), other.tensors()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert other.pre_projection.weight.std() != drafter.pre_projection.weight.std()
+    with pytest.raises(ValueError, match="--width"):
+        start_from_drafter(TargetDrafter(drafter_config(target.config, width=32, layers=1, mlp=48)), tmp_path / "out")
+
+
 def test_conversations_of_a_block_do_not_see_each_other(work: Path) -> None:
     target, drafter, known = made(work)
     table = target.model.get_input_embeddings()
 
-    def states(rows: list[Any], places: np.ndarray[Any, Any]) -> torch.Tensor:
-        block = make_block(rows, target, torch.from_numpy(places), torch.float32, 128)
-        embedded = table(block.tokens[block.rounds + 1])[None]
-        hidden = block.hidden[block.rounds][None]
+    def states(rows: list[list[Any]], places: list[npt.NDArray[np.int64]]) -> torch.Tensor:
+        chosen = torch.from_numpy(np.stack(places))
+        block = make_blocks(rows, target, chosen, torch.float32, 128)
+        embedded, hidden, mask = table(block.tokens_after(1)), block.hidden_after(0), block.mask(torch.float32)
         with torch.no_grad():
-            found: torch.Tensor = drafter(embedded, hidden, block.cache, block.mask(torch.float32), block.positions)
-        return found[0]
+            found: torch.Tensor = drafter(embedded, hidden, block.cache, mask, block.positions)
+        return found
 
     first, second = known[0], known[1]
-    together = states([first, second], rounds_of([first, second], 3))
-    alone = torch.cat([states([each], rounds_of([each], 3)) for each in (first, second)])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    together = states([[first, second]], [rounds_of([first, second], 3)])[0]
+    each = [rounds_of([lesson], 3) for lesson in (first, second)]
+    alone = [states([[lesson]], [places])[0] for lesson, places in zip((first, second), each, strict=True)]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
+    count = min(map(len, each))
+    side_by_side = states([[first], [second]], [places[:count] for places in each])
+    torch.testing.assert_close(side_by_side, torch.stack([rows[:count] for rows in alone]), atol=1e-5, rtol=1e-5)
 
 
 def test_noise_given_a_token_is_gumbel_noise_that_chooses_it() -> None:
@@ -161,11 +188,11 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
     target, _, known = made(work)
     head, everything = target.projection.float(), torch.arange(VOCAB)
     lesson = replace(known[4], temperature=temperature)
-    states = torch.from_numpy(lesson.hidden).float()
+    states = lesson.hidden.float()
     if temperature == 0:  # states whose likeliest tokens are those of the reply
-        states = torch.nn.functional.normalize(head, dim=-1)[np.append(lesson.tokens[1:], 3)]
+        states = torch.nn.functional.normalize(head, dim=-1)[[*lesson.tokens[1:], 3]]
         head = torch.nn.functional.normalize(head, dim=-1)
-    lesson = replace(lesson, hidden=states.numpy())
+    lesson = replace(lesson, hidden=states)
 
     runs = accepted_runs(Knowing(states), target, lesson, head, everything)  # type: ignore[arg-type]
     assert (runs == rounds.MEASURED_STEPS).all()
@@ -178,11 +205,11 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
 def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LENGTH", 96)
     monkeypatch.setattr("training.run.SAVE_SECONDS", 0)
-    for name, value in {"ROUNDS": 16, "STEP_BLOCKS": 2, "SAMPLED": 64, "ALWAYS": 8, "SAMPLE": 4}.items():
+    paces = {"cpu": train_drafter.Pace(2, 1, 64, 0.15)}
+    for name, value in {"ROUNDS": 16, "PACES": paces, "ALWAYS": 8, "SAMPLE": 4}.items():
         monkeypatch.setattr(train_drafter, name, value)
-    monkeypatch.setattr(train_drafter.DrafterRun, "step_tokens", 32)
     options = {"target": work.parent / "target", "work": work, "tokens": 32 * 9, "head_tokens": 128, "loss": "both"}
-    shape = {"width": None, "layers": 1, "mlp": 48, "licence": "apache-2.0"}
+    shape = {"width": None, "layers": 1, "mlp": 48, "licence": "apache-2.0", "device": CPU, "start": None}
     update = train_drafter.DrafterRun.update
 
     def killed(run: Any) -> float:

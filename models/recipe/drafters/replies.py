@@ -1,7 +1,7 @@
 """Replies of a target, which its drafter learns from: written by this project's engine, in the target's chat template.
 
 Every process appends to a file of its own, a line of JSON per reply. Whatever stops them, a second call goes on after
-the complete lines.
+the complete lines. `replies_on_device` writes the same lines with an accelerator.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ import ondevice
 TEMPERATURES = (1.0, 0.7, 1.0, 0.0)  # one of these by chance
 OWN_SHARE = 0.4  # of the prompts are written by the target itself
 MOST = 320  # tokens of a reply
+HELD_OUT_TOKENS = 128  # of a reply to a given message
 MAX_ASKED = 160  # tokens of a prompt by the target
 TOGETHER = 16  # replies that share the forwards of a process
 LOG_SECONDS = 60
@@ -44,42 +45,76 @@ class Written:
     reply: list[int]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A user's message. kind : "own" for one by the target itself, whose text comes later"""
+
+    number: int
+    kind: str
+    temperature: float
+    text: str = ""
+
+
+def asked(number: int) -> Asked:
+    """Message `number` of the training."""
+    random = Random(number)
+    temperature = random.choice(TEMPERATURES)
+    kind, text = ("own", "") if random.random() < OWN_SHARE else prompt(number)
+    return Asked(number, kind, temperature, text)
+
+
+def held_out(files: Sequence[Path]) -> list[Asked]:
+    """Messages to measure on, each at temperature 0 and 1: JSON lines with `prompt` or `turns`.
+
+    Their kind is the file's name, or the line's `category`. They are numbered as held-out ones.
+    """
+    lines = [json.loads(line) | {"file": file.stem} for file in files for line in file.read_text().splitlines()]
+    texts = [(line.get("category", line["file"]), line.get("prompt") or line["turns"][0]) for line in lines]
+    numbered = enumerate((kind, temperature, text) for kind, text in texts for temperature in (0.0, 1.0))
+    return [Asked(HELD_OUT_EVERY * (HELD_OUT_FROM + place), *parts) for place, parts in numbered]
+
+
+def before_a_message(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str]) -> list[int] | None:
+    """The ids of a rendered conversation up to the user's message; None if there is no chat template."""
+    try:
+        rendered = encode([{"role": "user", "content": MARK}])
+    except ondevice.OndeviceError:
+        return None
+    before = decode(rendered).index(MARK)
+    return next(rendered[:n] for n in range(len(rendered), 0, -1) if len(decode(rendered[:n])) <= before)
+
+
+def lines_of(replies: Iterable[Written]) -> str:
+    """Replies as lines of JSON."""
+    return "".join(json.dumps(asdict(each), separators=(",", ":")) + "\n" for each in replies)
+
+
 class Writer:
     """A process's target."""
 
     def __init__(self, bundle: Path, most: int = MOST) -> None:
         self.model = ondevice.load(bundle, threads=1, max_sequences=TOGETHER, cache_bytes=0)
         self.most = most
-        self.opening = self.before_a_message()
-
-    def before_a_message(self) -> list[int] | None:
-        """The ids of a rendered conversation up to the user's message; None if there is no chat template."""
-        try:
-            rendered = self.model.encode([{"role": "user", "content": MARK}])
-        except ondevice.OndeviceError:
-            return None
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
-        return next(rendered[:n] for n in range(len(rendered)) if MARK in tokenizer.decode(rendered[: n + 1]))
+        self.opening = before_a_message(self.model.encode, tokenizer.decode)
 
-    def write(self, number: int) -> Written | None:
-        """Reply `number`; None if the target asked nothing."""
-        random = Random(number)
-        temperature = random.choice(TEMPERATURES)
-        if random.random() < OWN_SHARE and self.opening is not None:
-            asked = self.model.generate(self.opening, max_new_tokens=MAX_ASKED, temperature=1.0, seed=number, **PLAIN)
-            kind, text = "own", asked.text.strip()
-            if not text or asked.finish_reason != "stop":
+    def write(self, message: Asked) -> Written | None:
+        """The reply to a message, or without a chat template the text's continuation; None if the target asked
+        nothing.
+        """
+        number, text = message.number, message.text
+        if message.kind == "own":
+            if self.opening is None:
                 return None
-        else:
-            kind, text = prompt(number)
-        return self.reply(number, kind, text, temperature)
-
-    def reply(self, number: int, kind: str, text: str, temperature: float) -> Written:
-        """The reply to a user's message, or without a chat template the text's continuation."""
+            made = self.model.generate(self.opening, max_new_tokens=MAX_ASKED, temperature=1.0, seed=number, **PLAIN)
+            text = made.text.strip()
+            if not text or made.finish_reason != "stop":
+                return None
         ids = self.model.encode(text if self.opening is None else [{"role": "user", "content": text}])
-        made = self.model.generate(ids, max_new_tokens=self.most, temperature=temperature, seed=number, **PLAIN)
-        return Written(number, kind, temperature, ids, list(made.token_ids))
+        options = {"temperature": message.temperature, "seed": number, **PLAIN}
+        reply = self.model.generate(ids, max_new_tokens=self.most, **options)
+        return Written(number, message.kind, message.temperature, ids, list(reply.token_ids))
 
 
 def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
@@ -96,25 +131,11 @@ def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
         raise RuntimeError("a process that writes replies has failed: its message is above")
 
 
-def write_held_out(bundle: Path, files: Sequence[Path], out: Path, tokens: int) -> None:
-    """Write a greedy and a sampled reply of at most `tokens` tokens to prompts, JSON lines with `prompt` or `turns`.
-
-    Their kind is the file's name, or the line's `category`. They are numbered as held-out ones.
-    """
-    if out.exists():
-        return
-    lines = [json.loads(line) | {"file": file.stem} for file in files for line in file.read_text().splitlines()]
-    asked = [(line.get("category", line["file"]), line.get("prompt") or line["turns"][0]) for line in lines]
-    writer = Writer(bundle, most=tokens)
-
-    def work(place: int) -> Written:
-        kind, text = asked[place // 2]
-        return writer.reply(HELD_OUT_EVERY * (HELD_OUT_FROM + place), kind, text, float(place % 2))
-
+def write_held_out(bundle: Path, messages: Sequence[Asked], out: Path) -> None:
+    """Write the replies to given messages, of at most HELD_OUT_TOKENS tokens."""
+    writer = Writer(bundle, most=HELD_OUT_TOKENS)
     with ThreadPoolExecutor(TOGETHER) as pool:
-        rows = list(pool.map(work, range(2 * len(asked))))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(json.dumps(asdict(row), separators=(",", ":")) + "\n" for row in rows))
+        out.write_text(lines_of(reply for reply in pool.map(writer.write, messages) if reply is not None))
 
 
 def write_share(bundle: Path, file: Path, rank: int, count: int, tokens: int) -> None:
@@ -137,9 +158,9 @@ def write_share(bundle: Path, file: Path, rank: int, count: int, tokens: int) ->
                 if total >= tokens or (parent is not None and not parent.is_alive()):
                     return
                 number = next(missing)
-            if (written := writer.write(number)) is not None:
+            if (written := writer.write(asked(number))) is not None:
                 with lock:
-                    output.write(json.dumps(asdict(written), separators=(",", ":")) + "\n")
+                    output.write(lines_of([written]))
                     output.flush()
                     total, fresh = total + len(written.reply), fresh + len(written.reply)
 

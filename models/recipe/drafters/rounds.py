@@ -22,12 +22,12 @@ MEASURED_STEPS = 4  # drafts of a round when it is measured
 
 
 @dataclass(frozen=True)
-class Block:
-    """Conversations one after the other, and rounds in them.
+class Blocks:
+    """B rows of conversations one after the other, and R rounds in each row.
 
-    tokens : int64[T + pad]; hidden : PRODUCTS[T + pad, H]; cache : K and V, PRODUCTS[1, heads, T, D]
-    begins : int64[T], the position at which each position's conversation begins
-    rounds : int64[R], the positions t of rounds
+    tokens : int64[B, T + pad]; hidden : PRODUCTS[B, T + pad, H]; cache : K and V, PRODUCTS[B, heads, T, D]
+    begins : int64[B, T], the position at which each position's conversation begins
+    rounds : int64[B, R], the positions t of rounds
     """
 
     tokens: Tensor
@@ -38,14 +38,23 @@ class Block:
 
     @property
     def positions(self) -> Tensor:
-        """int64[1, R]: where the newest token of each round stands in its conversation."""
-        return (self.rounds + 1 - self.begins[self.rounds])[None]
+        """int64[B, R]: where the newest token of each round stands in its conversation."""
+        return self.rounds + 1 - self.begins.gather(1, self.rounds)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """[1, 1, R, T]: a round sees its conversation's positions up to its own."""
-        place = torch.arange(len(self.begins), device=self.begins.device)
-        seen = (place <= self.rounds[:, None]) & (place >= self.begins[self.rounds][:, None])
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)[None, None]
+        """[B, 1, R, T]: a round sees its conversation's positions up to its own."""
+        place = torch.arange(self.begins.shape[1], device=self.begins.device)
+        first = self.begins.gather(1, self.rounds)
+        seen = (place <= self.rounds[..., None]) & (place >= first[..., None])
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)[:, None]
+
+    def tokens_after(self, count: int) -> Tensor:
+        """int64[B, R]: the tokens `count` positions after those of the rounds."""
+        return self.tokens.gather(1, self.rounds + count)
+
+    def hidden_after(self, count: int) -> Tensor:
+        """PRODUCTS[B, R, H]: the states `count` positions after those of the rounds."""
+        return self.hidden[torch.arange(len(self.hidden), device=self.hidden.device)[:, None], self.rounds + count]
 
 
 def pack(lengths: Sequence[int], order: Iterable[int]) -> list[list[int]]:
@@ -61,29 +70,34 @@ def pack(lengths: Sequence[int], order: Iterable[int]) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-def make_block(
-    lessons: Sequence[Lesson], target: FrozenTarget, rounds: Tensor, dtype: torch.dtype, length: int = LENGTH
-) -> Block:
-    """A block of lessons, padded to `length`."""
+def make_blocks(
+    rows: Sequence[Sequence[Lesson]], target: FrozenTarget, rounds: Tensor, dtype: torch.dtype, length: int = LENGTH
+) -> Blocks:
+    """Rows of lessons, each padded to `length`. rounds : int64[B, R]"""
     device, config = target.projection.device, target.config
-    spare = length + MEASURED_STEPS + 1 - sum(len(each.tokens) for each in lessons)
+    padded = length + MEASURED_STEPS + 1
 
-    def joined(parts: list[npt.NDArray[Any]], kind: torch.dtype) -> Tensor:
-        whole = np.concatenate(parts)
-        padded = np.concatenate([whole, np.zeros((spare, *whole.shape[1:]), whole.dtype)])
-        return torch.from_numpy(padded).to(device, kind)
+    def joined(rows: list[list[Tensor]], kind: torch.dtype) -> Tensor:
+        whole = torch.zeros(len(rows), padded, *rows[0][0].shape[1:], dtype=kind, device=device)
+        for row, parts in zip(whole, rows, strict=True):
+            tokens = sum(map(len, parts))
+            row[:tokens] = torch.cat(parts)
+        return whole
 
-    starts = np.cumsum([0, *(len(each.tokens) for each in lessons)])[:-1]
-    begins = np.concatenate([np.full(len(each.tokens), start) for each, start in zip(lessons, starts, strict=True)])
-    cache = joined([each.cache.transpose(1, 0, 2) for each in lessons], dtype)[:length]
-    keys, values = (
-        cache[:, part].view(1, length, config.num_key_value_heads, -1).transpose(1, 2).contiguous() for part in (0, 1)
-    )
-    return Block(
-        joined([each.tokens for each in lessons], torch.int64),
-        joined([each.hidden for each in lessons], dtype),
+    begins = torch.arange(length).repeat(len(rows), 1)
+    for row, lessons in zip(begins, rows, strict=True):
+        start = 0
+        for each in lessons:
+            row[start : start + len(each.tokens)] = start
+            start += len(each.tokens)
+    cache = joined([[each.cache.transpose(0, 1) for each in row] for row in rows], dtype)[:, :length]
+    by_head = cache.unflatten(-1, (config.num_key_value_heads, -1)).transpose(1, 3)  # [B, heads, 2, T, D]
+    keys, values = by_head[:, :, 0].contiguous(), by_head[:, :, 1].contiguous()
+    return Blocks(
+        joined([[each.tokens for each in row] for row in rows], torch.int64),
+        joined([[each.hidden for each in row] for row in rows], dtype),
         (keys, values),
-        torch.from_numpy(np.resize(np.concatenate([begins, np.arange(len(begins), length)]), length)).to(device),
+        begins.to(device),
         rounds.to(device),
     )
 
@@ -151,27 +165,33 @@ def accepted_runs(
     drafter: TargetDrafter, target: FrozenTarget, lesson: Lesson, head: Tensor, head_tokens: Tensor
 ) -> npt.NDArray[np.int64]:
     """int64[R]: how many drafts of the round at each position of a reply are accepted."""
-    rounds = torch.from_numpy(rounds_of([lesson], MEASURED_STEPS))
-    block = make_block([lesson], target, rounds, head.dtype, len(lesson.tokens))
-    generator = torch.Generator(head.device).manual_seed(lesson.number)
-    states, alive = block.hidden[rounds][None], torch.ones(len(rounds), dtype=torch.bool)
-    accepted = torch.zeros(len(rounds), dtype=torch.int64)
-    table, mask = target.model.get_input_embeddings(), block.mask(head.dtype)
+    rounds = torch.from_numpy(rounds_of([lesson], MEASURED_STEPS))[None]
+    blocks = make_blocks([[lesson]], target, rounds, head.dtype, len(lesson.tokens))
+    states, mask, table = blocks.hidden_after(0), blocks.mask(head.dtype), target.model.get_input_embeddings()
+    alive = torch.ones_like(blocks.rounds[0], dtype=torch.bool)
+    accepted = torch.zeros_like(blocks.rounds[0])
     if lesson.temperature:
-        likely = target.logits(block.hidden[: len(lesson.tokens) - 1]).log_softmax(dim=-1)[:, head_tokens]
-        places = torch.full((len(target.projection),), -1).scatter_(0, head_tokens, torch.arange(len(head_tokens)))
-        noise = posterior_noise(likely, places[block.tokens[1 : len(lesson.tokens)]], generator)
+        generator = torch.Generator(head.device).manual_seed(lesson.number)
+        likely = target.logits(blocks.hidden[0, : len(lesson.tokens) - 1]).log_softmax(dim=-1)[:, head_tokens]
+        places = places_of(head_tokens, len(target.projection))
+        noise = posterior_noise(likely, places[blocks.tokens[0, 1 : len(lesson.tokens)]], generator)
     for step in range(1, MEASURED_STEPS + 1):
-        embeddings = table(block.tokens[rounds + step])[None].to(head.dtype)
+        embeddings = table(blocks.tokens_after(step)).to(head.dtype)
         with torch.autocast(head.device.type, head.dtype, enabled=head.dtype != torch.float32):
-            states = drafter(embeddings, states, block.cache, mask, block.positions)
+            states = drafter(embeddings, states, blocks.cache, mask, blocks.positions)
         logits = (states[0].to(head.dtype) @ head.T).float()
         if lesson.temperature:
-            logits = logits + noise[rounds + step]
+            logits = logits + noise[blocks.rounds[0] + step]
         drafts = head_tokens[logits.argmax(dim=-1)]
-        alive &= drafts == block.tokens[rounds + step + 1]
+        alive &= drafts == blocks.tokens_after(step + 1)[0]
         accepted += alive
-    return accepted.numpy()
+    return accepted.cpu().numpy()
+
+
+def places_of(tokens: Tensor, vocabulary: int) -> Tensor:
+    """int64[V]: the place of each token of the vocabulary in a list of some, -1 for the others."""
+    places = torch.full((vocabulary,), -1, device=tokens.device)
+    return places.scatter_(0, tokens, torch.arange(len(tokens), device=tokens.device))
 
 
 def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
@@ -183,8 +203,8 @@ def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) 
     The maximum of all noisy log probabilities has a Gumbel distribution of its own, independent of which one it is; the
     others are below it (Maddison, Tarlow and Minka, 2014).
     """
-    most = -torch.empty(len(likely), 1).exponential_(generator=generator).log()
-    others = likely - torch.empty(likely.shape).exponential_(generator=generator).log()
+    most = -torch.empty_like(likely[:, :1]).exponential_(generator=generator).log()
+    others = likely - torch.empty_like(likely).exponential_(generator=generator).log()
     noisy = -torch.logaddexp(-most, -others)
     known = chosen >= 0
     noisy[known] = noisy[known].scatter(1, chosen[known, None], most[known])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from pair.target import calm
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
@@ -119,7 +119,7 @@ class TargetDrafter(nn.Module):
 def save_drafter(drafter: TargetDrafter, target: FrozenTarget, head_tokens: Tensor, directory: Path) -> None:
     """Write `config.json` and `model.safetensors`; the width of heads as `global_head_dim`, as on the hub."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = drafter.tensors() | {"masked_embedding.head_tokens": head_tokens.to(torch.int32)}
+    tensors = drafter.tensors() | {"masked_embedding.head_tokens": head_tokens.to("cpu", torch.int32)}
     save_file(tensors, directory / "model.safetensors")
     (directory / "model.safetensors").chmod(0o644)
     config = json.loads(drafter.config.to_json_string(use_diff=False))
@@ -135,6 +135,24 @@ def save_drafter(drafter: TargetDrafter, target: FrozenTarget, head_tokens: Tens
 
 
 @torch.no_grad()
+def start_from_drafter(drafter: TargetDrafter, directory: Path) -> None:
+    """The weights of a saved drafter of the same shape, for another target or other replies.
+
+    Raises:
+        ValueError: its shape is another.
+    """
+    tensors = {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
+    del tensors["masked_embedding.head_tokens"]
+    expected = {name: value.shape for name, value in drafter.tensors().items()}
+    if {name: value.shape for name, value in tensors.items()} != expected:
+        raise ValueError(f"{directory}: the drafter's shape is not that of this training: see --width, --layers, --mlp")
+    scales = {"input_scale": drafter.input_scale.cpu(), "output_scale": drafter.output_scale.cpu()}
+    tensors["pre_projection.weight"] *= scales["input_scale"]
+    tensors["post_projection.weight"] /= scales["output_scale"][:, None]
+    drafter.load_state_dict(tensors | scales)
+
+
+@torch.no_grad()
 def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[Lesson]) -> None:
     """Scales of all channels; and if the widths are equal, a linear start with the target's layers.
 
@@ -146,8 +164,8 @@ def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Seq
     table, factors = target.model.get_input_embeddings(), gain(target.decoder.norm, width)
     inputs, wanted = [], []
     for lesson in lessons:
-        hidden = torch.from_numpy(lesson.hidden).to(target.projection.device).float()
-        embedded = table(torch.from_numpy(lesson.tokens).to(hidden.device)).float()
+        hidden = lesson.hidden.to(target.projection.device).float()
+        embedded = table(lesson.tokens.to(hidden.device)).float()
         inputs.append(torch.cat([embedded[1:], hidden[:-1]], dim=-1))
         wanted.append(hidden[1:] / factors)
     rows = torch.cat(inputs)
@@ -183,7 +201,7 @@ def copy_layers(drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[
         hook = partial(keep, place, "in")
         hooks.append(layer.register_forward_pre_hook(lambda m, inputs, hook=hook: hook(inputs)))
     for lesson in lessons:
-        ids = torch.from_numpy(lesson.tokens)[None].to(target.projection.device)
+        ids = lesson.tokens[None].to(target.projection.device)
         target.decoder(input_ids=ids, use_cache=False)
     for each in hooks:
         each.remove()

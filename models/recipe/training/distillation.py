@@ -83,7 +83,8 @@ def frozen_gradients(
     """
     distance = distance or cross_entropy
     loss, to_hidden = torch.zeros((), device=hidden.device), []
-    for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
+    count = HEAD_ROWS if hidden.device.type == "cpu" else len(hidden)
+    for rows, aimed in zip(hidden.to(PRODUCTS).split(count), wanted.split(count), strict=True):
         products = (rows @ head.T).float()
         logits = products if cap is None else cap * torch.tanh(products / cap)
         entropy, gradient = distance(logits if bias is None else logits + bias, aimed.float())
