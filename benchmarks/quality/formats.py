@@ -57,6 +57,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4-table, calibrated": {"quantize": "int4-table", "calibrate": ""},
     "int4-affine": {"quantize": "int4-affine"},
     "int4-affine, calibrated": {"quantize": "int4-affine", "calibrate": ""},
+    "4.5 bits, calibrated": {"bits_per_weight": 4.5, "calibrate": ""},
+    "5 bits, calibrated": {"bits_per_weight": 5, "calibrate": ""},
     "5.5 bits": {"bits_per_weight": 5.5},
     "5.5 bits, calibrated": {"bits_per_weight": 5.5, "calibrate": ""},
 }

@@ -51,8 +51,9 @@ class ExportOptions:
             4 bits it has the format of the layers if they have 4 too.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
-        calibrate: round the layers of an int4 format by the second moments of their inputs: of a text, of which this is
-            the path, or empty for the default one, or in a GGUF importance matrix; None rounds without.
+        calibrate: round the matrices of 4 bits by the second moments of their inputs: of a text, of which this is the
+            path, or empty for the default one, or in a GGUF importance matrix; None rounds without. Tables that are
+            only looked up have no such inputs.
         bits_per_weight: the target's matrices have this number at most on average, each in a format of its own; None
             gives them the format of `quantize`.
         chosen: the formats that follow from it, by the names of the matrices in the checkpoint.

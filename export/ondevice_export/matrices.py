@@ -25,6 +25,7 @@ from ondevice_export.quantize import BLOCK, Quantized, dequantize, quantize
 
 RowReader = Callable[[int, int], Float32Array]
 RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
+LateFactors = Callable[[], Factors | None]
 BlockReader = Callable[[int, int], tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any] | None]]
 
 _CHUNK = 1 << 19
@@ -91,6 +92,7 @@ class MatrixWriter:
         self._advance = advance
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_WORKERS))
         self._pending: set[Future[int]] = set()
+        self._late: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +102,9 @@ class MatrixWriter:
     ) -> None:
         try:
             if kind is None:
+                self.finish()
+                for write in self._late:
+                    write()
                 self.finish()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -117,7 +122,7 @@ class MatrixWriter:
         rows: RowReader,
         *,
         half_scales: bool = False,
-        factors: Factors | None = None,
+        factors: Factors | LateFactors | None = None,
     ) -> StoredMatrix:
         """Start to quantise and write a matrix in the background.
 
@@ -128,16 +133,18 @@ class MatrixWriter:
             form: one of IN_GROUPS, or FLOAT32.
             rows: `rows(start, stop)` returns these rows as float32; called from several threads.
             half_scales: store the scales as fp16 instead of float32.
-            factors: round by the moments of the matrix's inputs (`rounding.feedback`); None rounds each weight alone.
+            factors: round by the moments of the matrix's inputs (`rounding.feedback`); None rounds each weight alone. A
+                function is called for them when all other matrices are complete, and the matrix is written then.
 
         Raises:
             CheckpointError: the width is no multiple of 32, or a weight is NaN or infinite (possibly one of a matrix
                 that was added earlier).
         """
         stored = _reserve(file, name, shape, form, half_scales)
-        if factors is not None and (inputs := sum(len(factor.upper) for factor in factors)) != shape[1]:
-            raise CheckpointError(f"{name} has {shape[1]} inputs, its importance matrix {inputs}")
-        self._submit(stored, partial(_write_rows, file, stored, rows, factors))
+        if callable(factors):
+            self._late.append(lambda: self._round(file, stored, rows, factors()))
+        else:
+            self._round(file, stored, rows, factors)
         return stored
 
     def add_blocks(
@@ -204,6 +211,12 @@ class MatrixWriter:
         stored = StoredMatrix(name, count, width, BFLOAT16, data, as_trained=True)
         self._submit(stored, lambda start, stop: _copy_rows(file, stored, lambda: rows(start, stop), start))
         return stored
+
+    def _round(self, file: DataFile, stored: StoredMatrix, rows: RowReader, factors: Factors | None) -> None:
+        """Submit a matrix that is not quantised yet."""
+        if factors is not None and (inputs := sum(len(factor.upper) for factor in factors)) != stored.width:
+            raise CheckpointError(f"{stored.name} has {stored.width} inputs, its importance matrix {inputs}")
+        self._submit(stored, partial(_write_rows, file, stored, rows, factors))
 
     def _submit(self, stored: StoredMatrix, write: Callable[[int, int], int]) -> None:
         """Submit a matrix's rows to the threads, in chunks."""

@@ -153,6 +153,31 @@ def test_weights_that_were_trained_for_a_grid_stay(tmp_path: Path, on_grid: bool
     assert kept == on_grid
 
 
+def test_a_matrix_whose_factors_come_late_is_rounded_by_them_when_all_others_are_complete(tmp_path: Path) -> None:
+    weights = np.random.default_rng(5).standard_normal((40, 96)).astype(np.float32)
+    factors, written = feedback(moments_of(some_inputs(300, 96))), 0
+
+    def count(weights: int) -> None:
+        nonlocal written
+        written += weights
+
+    def late() -> rounding.Factors:
+        assert written == weights.size
+        return factors
+
+    with DataFile(tmp_path / "data") as file, MatrixWriter(count) as writer:
+        stored = [
+            writer.add(file, name, (40, 96), INT4, lambda start, stop: weights[start:stop], factors=given)
+            for name, given in (("late", late), ("soon", factors))
+        ]
+    data = (tmp_path / "data").read_bytes()
+    for part in ("data", "scales"):
+        regions = [getattr(each, part) for each in stored]
+        first, second = (data[region.offset : region.offset + region.nbytes] for region in regions)
+        assert first == second
+    assert written == 2 * weights.size
+
+
 def quality_of(bundle: Path, reference: Path, ids: list[int]) -> float:
     engine, other = OrtEngine(Bundle.open(bundle), 1), OrtEngine(Bundle.open(reference), 1)
     found = measure(engine, other, ids, None).kl.value
@@ -193,6 +218,23 @@ def test_a_calibrated_export_is_closer_to_the_checkpoint(
     ids = text_ids(other, Bundle.open(plain), Bundle.open(original))
     before, after = (quality_of(each, original, ids) for each in (plain, calibrated))
     assert after < 0.8 * before
+
+
+def test_a_head_of_4_bits_is_calibrated_too(tmp_path: Path, texts: tuple[Path, str], original: Path) -> None:
+    """The loss that 4 bits for the token table add, with calibration and without."""
+    text, other = texts
+    from ondevice.quality import text_ids
+
+    ids, found = None, {}
+    for calibrate in (None, str(text)):
+        for bits in (8, 4):
+            place = export(
+                REFERENCE / "target", tmp_path / f"{bits}-{calibrate is None}", quantize="int4", head_bits=bits,
+                drafter="none", heads="none", calibrate=calibrate,
+            )  # fmt: skip
+            ids = ids or text_ids(other, Bundle.open(place), Bundle.open(original))
+            found[bits, calibrate is None] = quality_of(place, original, ids)
+    assert found[4, False] - found[8, False] < 0.92 * (found[4, True] - found[8, True])
 
 
 def test_progress_counts_the_text(tmp_path: Path, texts: tuple[Path, str]) -> None:

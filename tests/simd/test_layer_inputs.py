@@ -45,6 +45,13 @@ def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], famil
     wanted = [name for name, shape in matrices.items() if name.startswith("layers.") and len(shape) == 2]
     assert sorted(names) == sorted(2 * [name.split(".", 2)[2].removesuffix(".weight") for name in wanted])
     assert shapes == {(45, matrices[name][1]) for name in wanted}
+
+    heads: list[NDArray[np.float32]] = []
+    run.run(run.layers, lambda own, rows: heads.append(rows))
+    for chunk, inputs in zip(CHUNKS, heads, strict=True):
+        whole = engine.forward([Rows(engine.open_session(), TokenTree.chain(chunk.tolist()), range(45))])
+        np.testing.assert_allclose(inputs, whole[0].hidden, rtol=1e-5, atol=1e-6)
+    assert f"{run.head}.weight" in matrices
     engine.close()
     run.close()
 

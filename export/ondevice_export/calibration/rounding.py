@@ -94,8 +94,9 @@ class Grid(NamedTuple):
         return cls(form.levels, NEAREST if form.table else NEAREST[:0], form.affine)
 
 
-def feedback(moments: Moments) -> Factors:
-    """The upper triangular R with (H + damping)^-1 = R^T R of every block of moments.
+def feedback(moments: Moments, damping: float = DAMPING) -> Factors:
+    """The upper triangular R with (H + d I)^-1 = R^T R of every block H of moments, d being `damping` times the mean of
+    its diagonal.
 
     With rows and columns reversed, the Cholesky factor of H is upper triangular: H = U U^T, and R is its inverse.
     Columns with the largest inputs come first, in whole blocks of 32, while many are left that their errors can be
@@ -108,7 +109,7 @@ def feedback(moments: Moments) -> Factors:
         matrix = block[np.ix_(columns, columns)].astype(np.float64)
         diagonal = np.einsum("ii->i", matrix)
         unused = diagonal == 0
-        diagonal += max(DAMPING * float(diagonal.mean()), 1e-30)
+        diagonal += max(damping * float(diagonal.mean()), 1e-30)
         diagonal[unused] += 1
         upper = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
         factors.append(Factor(np.ascontiguousarray(_inverse(upper).astype(np.float32)), order))

@@ -14,10 +14,11 @@ import onnx_ir as ir
 
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.decoder import Decoder
-from ondevice.bundle_format.tensor_table import Format, Tensor
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
+from ondevice_export.calibration.rounding import Factors
 from ondevice_export.calibration.source import FactorSource
 from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
@@ -26,7 +27,7 @@ from ondevice_export.export_options import Formats
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
-from ondevice_export.matrices import BlockReader, MatrixWriter, RowReader, StoredMatrix
+from ondevice_export.matrices import BlockReader, LateFactors, MatrixWriter, RowReader, StoredMatrix
 
 _PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
 
@@ -112,9 +113,10 @@ class Weights:
             blocks = self._kept_blocks(source) if rows is None else None
             if blocks is None:
                 form = self.formats.chosen.get(source, form)
-                factors = None
+                factors: Factors | LateFactors | None = None
                 if self._calibration is not None and form.bits == 4:
-                    factors = self._calibration.factors(source, self._writer.finish)
+                    found = partial(self._calibration.factors, source, self._writer.finish)
+                    factors = found if name in {EMBEDDING, HEAD} else found()
                 stored = self._writer.add(
                     self._file, source, size, form, reader, half_scales=half_scales, factors=factors
                 )

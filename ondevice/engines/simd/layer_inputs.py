@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import TokenTree
@@ -66,10 +67,11 @@ class _Chunk:
 
 
 class LayerInputs:
-    """Runs the layers of a bundle in their order.
+    """Runs the layers of a bundle in their order, and then its final norm.
 
     Attributes:
         layers: number of layers.
+        head: the head's name in the tensor table, without `.weight`.
     """
 
     def __init__(self, bundle: Bundle, chunks: Sequence[Int64Array], threads: int) -> None:
@@ -84,6 +86,7 @@ class LayerInputs:
         """
         self._target = target = bundle.manifest.target
         self.layers = len(target.layers)
+        self.head = (EMBEDDING if target.tied else HEAD).removesuffix(".weight")
         self._files = TensorFiles(bundle)
         self._model = read_target(self._files, bundle.manifest)
         firsts = [0, *accumulate(map(len, chunks))]
@@ -109,12 +112,17 @@ class LayerInputs:
         return [chunk.hidden for chunk in self._chunks]
 
     def run(self, index: int, show: Show, after_chunk: Callable[[], None] = lambda: None) -> None:
-        """Run layer `index` after the one before.
+        """Run layer `index` after the one before; behind the last layer, the final norm.
 
         Args:
             show: called with every input of every chunk.
             after_chunk: called when a chunk has passed the layer.
         """
+        if index == self.layers:
+            for hidden in self.hidden:
+                squares = np.square(hidden).mean(axis=1, keepdims=True)
+                show([self.head], hidden / np.sqrt(squares + self._target.norm_eps) * self._model.norm)
+            return
         layer, layout = self._model.layers[index], PackLayout()
         pack_layer(layout, layer)
         if index == 0 and self._model.per_layer is not None:
