@@ -183,7 +183,7 @@ class DraftStepCost:
 
 def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 40) -> DraftStepCost | None:
     """Measure the two alternately; None if the bundle has no drafter."""
-    if not engine.has_drafter:
+    if engine.drafter is None:
         return None
     session = engine.open_session()
     outputs = read(engine, session, prompt_ids)

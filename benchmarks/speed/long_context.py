@@ -66,7 +66,7 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
     for rows in ROWS:
         found[f"{rows} row{'s' * (rows > 1)}"] = partial(forward, session.engine, session, range(rows), range(rows))
     found[f"chunk of {chunk}"] = partial(forward, session.engine, session, range(chunk), [chunk - 1])
-    if session.engine.has_drafter:
+    if session.engine.drafter is not None:
         found["draft step"] = partial(session.draft_step, 1, hidden)
     return found
 

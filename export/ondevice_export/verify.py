@@ -200,7 +200,7 @@ def _compare(engine: Engine, original: Original, prompt: list[int], total: _Sums
         total.comparison.add(logits[: len(following)], expected[: len(following)], following)
         error = float(np.abs(logits - expected).max())
         total.error = error if not error <= total.error else total.error  # NaN stays
-        if original.has_drafter and engine.has_drafter and stop < len(prompt):
+        if original.has_drafter and engine.drafter is not None and stop < len(prompt):
             step = session.draft_step(prompt[stop], hidden)
             proposed = int(step.candidates[step.logits.argmax()])
             total.drafts += 1

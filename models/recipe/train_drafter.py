@@ -314,7 +314,19 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
         "prompts": run.figures_of(given[index] for index in range(len(given))),
     }
     (args.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_acceptance(args.out, figures["prompts"] or figures["replies"])
     write_card(args.out)
+
+
+def write_acceptance(directory: Path, measured: dict[str, Any]) -> None:
+    """Write the share of first drafts that the target accepts into the drafter's `config.json`, where an export finds
+    what to expect of it: the mean of temperatures 0 and 1.
+    """
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    accepted = float(np.mean([kinds["all"]["accepted"][0] for kinds in measured.values()]))
+    config["acceptance"] = max(round(accepted, 2), 0.01)
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

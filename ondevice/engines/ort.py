@@ -321,7 +321,6 @@ class OrtEngine:
         self.query_heads = max(layer.attention.heads for layer in self.target.layers)
         self._threads = threads
         self.drafter = bundle.manifest.drafter
-        self.has_drafter = self.drafter is not None
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Int64Array
-from ondevice.bundle_format.model_config import HeadsEntry, Target
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.engines.layer_path import WHOLE, LayerPath, PathMemory
 from ondevice.errors import UsageError
 
@@ -37,7 +37,8 @@ class Engine(Protocol):
 
     name: str
     target: Target
-    has_drafter: bool
+    drafter: DrafterEntry | None
+    """The bundle's MTP drafter."""
     kv_cache: str
     """Number format of cached keys and values."""
     context_length: int

@@ -140,7 +140,7 @@ class Costs:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
             forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
-            self._forwards.recall(forwards, self._round)
+            self._forwards.recall(forwards, self._round, unit_weight=1.0)  # so it is soon measured again
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
                 self._curve_of(source).recall(limited, self._round)
@@ -153,7 +153,7 @@ class Costs:
             if self._measured_at is None or not forwards:
                 return None
             drafts = {source: each for source, curve in self._drafts.items() if (each := curve.measured())}
-            return KnownCosts(self._measured_at, self._row_s, forwards, drafts)
+            return KnownCosts(self._measured_at, self._row_s, {1: 1.0} | forwards, drafts)
 
     @property
     def age_s(self) -> float | None:
@@ -254,9 +254,11 @@ class Curve:
                 self._costs = []
                 return
 
-    def recall(self, costs: Mapping[int, float], now: int) -> None:
-        """Start from these costs."""
+    def recall(self, costs: Mapping[int, float], now: int, unit_weight: float = KNOWN_WEIGHT) -> None:
+        """Start from these costs. unit_weight : measurements that the cost of one is worth"""
         self._known = {count: Point(cost, float(KNOWN_WEIGHT), now) for count, cost in costs.items()}
+        if 1 in self._known:
+            self._known[1] = self._known[1]._replace(weight=unit_weight)
         self._costs = []
 
     def drop_before(self, round_number: int) -> None:
@@ -337,7 +339,7 @@ def measure(engine: Engine) -> KnownCosts:
             for rows, times in forwards.items():
                 tree = Rows(session, TokenTree.chain(tokens[:rows]), range(rows))
                 times.append(_seconds(engine.forward, [tree]))
-            if engine.has_drafter:
+            if engine.drafter is not None:
                 steps = [_seconds(session.draft_step, tokens[0], hidden) for _ in range(MEASURED_STEPS)]
                 drafts.setdefault("mtp", []).append(list(accumulate(steps)))
             for kind in engine.heads:

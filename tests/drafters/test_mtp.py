@@ -100,6 +100,13 @@ def test_a_forecast_learns_that_second_children_are_taken() -> None:
     assert after[0] > 0.8 > before[0]
 
 
+def test_a_forecast_begins_with_what_is_known_of_the_drafter() -> None:
+    drafters = [MtpDrafter(VOCAB), MtpDrafter(VOCAB, acceptance=0.4)]
+    assert [drafter.forecast(2).survival.tolist() for drafter in drafters] == [
+        pytest.approx([chance, chance**2]) for chance in (0.7, 0.4)
+    ]
+
+
 def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, steps = MtpDrafter(VOCAB), Steps({0: TORN, 3: SURE})
     session: Any = steps

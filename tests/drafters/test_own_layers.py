@@ -225,7 +225,7 @@ def test_auto_has_own_layers_only_where_tune_measured_that_they_pay(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ondevice.load(directory, engine="simd", threads=1) as model:
-        monkeypatch.setattr(model.engine, "has_drafter", False)
+        monkeypatch.setattr(model.engine, "drafter", None)
         if not free_sub_layers(model.engine.target):
             return
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ class SessionWithDrafter(ToySession):
 
 
 class EngineWithDrafter(ToyEngine):
-    has_drafter = True
+    drafter: Any = "a drafter, whose configuration nothing here reads"
 
     def __init__(self):
         super().__init__()

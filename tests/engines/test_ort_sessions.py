@@ -438,7 +438,7 @@ def test_a_draft_needs_a_drafter_and_something_before_it(engine: OrtEngine, bund
     manifest = bundle.manifest
     tensors = {graph: table for graph, table in manifest.tensors.items() if graph != "drafter.onnx"}
     without = OrtEngine(Bundle(bundle.path, dataclasses.replace(manifest, drafter=None, tensors=tensors)), threads=1)
-    assert not without.has_drafter
+    assert without.drafter is None
     with pytest.raises(UsageError, match="no drafter"):
         opened(without, tokens(10)).draft_step(7, hidden)
 

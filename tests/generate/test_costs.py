@@ -221,4 +221,5 @@ def test_measured_costs_of_an_engine() -> None:
     assert not known.drafts
     costs = Costs()
     costs.recall(known)
-    assert costs.measurements(1) == KNOWN_WEIGHT
+    assert costs.measurements(1) == 1
+    assert costs.measurements(3) == KNOWN_WEIGHT

@@ -136,7 +136,7 @@ def test_a_second_process_drafts_the_right_length_from_its_first_rounds(file):
     assert again is not None
     first = simulate(Controller(recalled(again)), DiceDrafter(), CHEAP_ROWS, 10)
     assert first[0].drafted >= 4
-    assert all(this.drafted >= 4 for this in first)
+    assert [this.drafted >= 4 for this in first].count(False) == 1  # a plain round, which is measured again
     cold = simulate(Controller(Costs()), DiceDrafter(), CHEAP_ROWS, 10)
     assert cold[0].drafted == 0
 

@@ -230,6 +230,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     start = load_file(work / "whole" / "model.safetensors")["post_projection.weight"]
     assert not torch.equal(start, made(work)[1].tensors()["post_projection.weight"])
+    config = json.loads((work / "whole" / "config.json").read_text())
+    assert 0 < config["acceptance"] <= 1
     assert "license: apache-2.0" in (work / "whole" / "README.md").read_text()
     rows = compared([work / "whole", work / "parts"]).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == [f"| T = 0, held-out replies, `{x}`" for x in ("whole", "parts")]

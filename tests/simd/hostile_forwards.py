@@ -140,7 +140,7 @@ def _continued(engine: SimdEngine, session: SimdSession) -> str:
     logits, hidden = outputs.logits.copy(), outputs.hidden[3].copy()
     session.commit([0, 4, 5])  # moves rows of the cache
     vocabulary, found = engine.target.vocab_size, list[np.ndarray]()
-    if engine.has_drafter:
+    if engine.drafter is not None:
         step = session.draft_step(7, hidden)
         found.append(step.candidates)
         found.append(session.draft_step(int(step.candidates[step.logits.argmax()]), step.hidden).candidates)

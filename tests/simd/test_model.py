@@ -42,7 +42,7 @@ def answers(engine: Engine) -> list[np.ndarray]:
     session.commit(range(24))
     # both engines get the same hidden states, so that only the computation from them can differ
     states = np.random.default_rng(4).standard_normal((DRAFTED, engine.target.hidden_size)).astype(np.float32)
-    if engine.has_drafter:
+    if engine.drafter is not None:
         drafted = []
         for token, state in enumerate(states, 7):
             step = session.draft_step(token, state)  # its arrays are valid until the next step

@@ -87,7 +87,7 @@ class SimdEngine:
         self.context_length = context_within(context_length, self.target.context_length)
         self.kv_cache: str = kv_cache
         self._cache_type: KVCacheType = kv_cache
-        self.has_drafter = bundle.manifest.drafter is not None
+        self.drafter = bundle.manifest.drafter
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MAX_ROWS
         self._pad = bundle.manifest.pad_token_id or 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.model_config import ACCEPTANCE
 from ondevice.engines.protocol import ROOT
+from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.sampling import Guess
@@ -37,13 +39,14 @@ class MtpDrafter(TreeDrafter):
 
     name = "mtp"
 
-    def __init__(self, vocab_size: int, branches: int = BRANCHES) -> None:
+    def __init__(self, vocab_size: int, branches: int = BRANCHES, acceptance: float = ACCEPTANCE) -> None:
         """
         Args:
             vocab_size: number of token ids.
             branches: children of a token at most; 1 drafts chains.
+            acceptance: prior probability that the target takes a first child.
         """
-        super().__init__(vocab_size, branches, [SIBLING])
+        super().__init__(vocab_size, branches, [SIBLING], acceptance=PositionAcceptance(acceptance))
         self._without_siblings = 0
         """Drafts since siblings were last guessed."""
 

@@ -138,7 +138,8 @@ def offered(engine: Engine) -> list[str]:
 def _mtp(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.mtp import MtpDrafter
 
-    return [MtpDrafter(engine.target.vocab_size)]
+    assert engine.drafter is not None
+    return [MtpDrafter(engine.target.vocab_size, acceptance=engine.drafter.acceptance)]
 
 
 def _ngram(engine: Engine, costs: Costs) -> Sequence[Drafter]:
@@ -213,7 +214,7 @@ def _auto(engine: Engine, costs: Costs) -> Sequence[Drafter]:
 
 
 def _no_mtp_drafter(engine: Engine) -> str | None:
-    if engine.has_drafter:
+    if engine.drafter is not None:
         return None
     return "this bundle has no MTP drafter: use --drafter ngram, or export with --drafter SOURCE"
 

@@ -47,7 +47,8 @@ class SimulatedDrafter:
         self._vocab_size = vocab_size = engine.target.vocab_size
         self._branches = 2 if trees else 1
         self._partial = partial
-        self._paid = MtpDrafter(vocab_size, branches=1) if engine.has_drafter and partial is None else None
+        has_steps = engine.drafter is not None and partial is None
+        self._paid = MtpDrafter(vocab_size, branches=1) if has_steps else None
         self._session: Session | None = None
         self._newest = 0
         self._acceptance = PositionAcceptance()
