@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.command import command_line
 from benchmarks.publish import pages
 from benchmarks.publish.pages import FIRST_QUALITY, ROUNDING, fill
-from benchmarks.publish.picture import STYLE, Panel, apart, text
+from benchmarks.publish.picture import STYLE, Panel, text
 from benchmarks.quality.formats import SAME_FILE, Result, read_results
 from ondevice.cli.bench.tables import table
 
@@ -25,6 +25,7 @@ circle { fill-opacity: 0.55 }
 circle.simd { stroke: none; fill: #0969da }
 circle.llamacpp { stroke: none; fill: #6e7781 }"""
 
+LETTER = 6.3  # pixels of a letter of a label
 LARGEST_DOT = 11
 """Radius of the dot of the fastest format."""
 
@@ -108,17 +109,45 @@ def draw(results: Sequence[Result]) -> str:
         places = [(panel.x(size - start), _height(panel, each.kl)) for size, each in zip(sizes, own, strict=True)]
         speeds = [each.tokens_per_second for each in own]
         fastest = max([0.0, *(speed for speed in speeds if not math.isnan(speed))])
-        labels = apart({each.format: y for each, (_, y) in zip(own, places, strict=True)}, 13)
-        for each, (x, y), speed in zip(own, places, speeds, strict=True):
+        labels = beside(places, [each.format for each in own], panel.left)
+        for each, (x, y), speed, (beside_x, beside_y, anchor) in zip(own, places, speeds, labels, strict=True):
             kind = "simd" if each.by == "ondevice" else "llamacpp"
             radius = 4.0 if math.isnan(speed) else LARGEST_DOT * math.sqrt(speed / fastest)
             marks.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:.1f}"/>')
-            marks.append(text(x + LARGEST_DOT + 3, labels[each.format] + 4, each.format, "quiet"))
+            marks.append(text(beside_x, beside_y + 4, each.format, "quiet", anchor))
     below = "blue: ondevice; grey: llama.cpp" + "; the area of a dot is the speed of decoding" * _timed(results)
     marks.append(text(60, 452, below, "quiet"))
     width = 60 + 440 * len(models)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 464" width="{width}" height="464">'
     return "\n".join([head, f"<style>\n{STYLE}\n{DOTS}\n</style>", *marks, "</svg>\n"])
+
+
+def beside(dots: Sequence[tuple[float, float]], labels: Sequence[str], left: float) -> list[tuple[float, float, str]]:
+    """Where each dot's label stands, and its anchor: to the right of the dot or the left of it, as near as possible
+    without meeting another label or a dot, and not beyond `left`.
+    """
+    taken = [(x - LARGEST_DOT, x + LARGEST_DOT, y - LARGEST_DOT, y + LARGEST_DOT) for x, y in dots]
+    found: dict[int, tuple[float, float, str]] = {}
+    for place in sorted(range(len(dots)), key=lambda place: dots[place][1]):
+        (x, y), width = dots[place], LETTER * len(labels[place])
+        for step in range(100):
+            up = y + (step + 1) // 2 * (1 if step % 2 else -1) * 6.5
+            sides = ((x + LARGEST_DOT + 3, "start", 0.0), (x - LARGEST_DOT - 3, "end", -width))
+            free = [
+                (start, up, anchor)
+                for start, anchor, offset in sides
+                if start + offset >= left
+                and not any(
+                    start + offset < right and begin < start + offset + width and up - 6 < bottom and top < up + 6
+                    for begin, right, top, bottom in taken
+                )
+            ]
+            if free:
+                found[place] = free[0]
+                start = free[0][0] - (width if free[0][2] == "end" else 0)
+                taken.append((start, start + width, up - 6, up + 6))
+                break
+    return [found[place] for place in range(len(dots))]
 
 
 def _timed(results: Sequence[Result]) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 import ondevice
 from benchmarks.publish import pages
-from benchmarks.publish.quality import draw, page_table, publish, same_file_table
+from benchmarks.publish.quality import LARGEST_DOT, LETTER, beside, draw, page_table, publish, same_file_table
 from benchmarks.quality import formats
 from benchmarks.quality.formats import (
     SPEED_ROUNDS,
@@ -103,6 +103,20 @@ def test_the_picture_has_a_dot_per_result() -> None:
     assert heights["llamacpp"] < heights["simd"]  # a larger loss is higher
     areas = {float(dot.get("cx") or 0): float(dot.get("r") or 0) ** 2 for dot in dots if dot.get("class") == "simd"}
     assert areas[min(areas)] / areas[max(areas)] == pytest.approx(300 / 200, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_beside_dots_meet_neither_each_other_nor_a_dot(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    dots = [(float(x), float(y)) for x, y in random.uniform((100, 50), (200, 200), (12, 2))]
+    names = ["x" * int(length) for length in random.integers(3, 25, 12)]
+    boxes = [(x - LARGEST_DOT, x + LARGEST_DOT, y - LARGEST_DOT, y + LARGEST_DOT) for x, y in dots]
+    for name, (x, y, anchor) in zip(names, beside(dots, names, 60), strict=True):
+        left = x - (LETTER * len(name) if anchor == "end" else 0)
+        assert left >= 60
+        box = left, left + LETTER * len(name), y - 6, y + 6
+        assert not any(box[0] < b and a < box[1] and box[2] < d and c < box[3] for a, b, c, d in boxes)
+        boxes.append(box)
 
 
 def test_three_pages_and_a_picture_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
