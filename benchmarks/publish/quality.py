@@ -25,7 +25,7 @@ circle { fill-opacity: 0.55 }
 circle.simd { stroke: none; fill: #0969da }
 circle.llamacpp { stroke: none; fill: #6e7781 }"""
 
-LETTER = 6.3  # pixels of a letter of a label
+LETTER = 5.2  # pixels of a letter of a label
 LARGEST_DOT = 11
 """Radius of the dot of the fastest format."""
 
@@ -109,10 +109,11 @@ def draw(results: Sequence[Result]) -> str:
         places = [(panel.x(size - start), _height(panel, each.kl)) for size, each in zip(sizes, own, strict=True)]
         speeds = [each.tokens_per_second for each in own]
         fastest = max([0.0, *(speed for speed in speeds if not math.isnan(speed))])
-        labels = beside(places, [each.format for each in own], panel.left)
-        for each, (x, y), speed, (beside_x, beside_y, anchor) in zip(own, places, speeds, labels, strict=True):
+        radii = [4.0 if math.isnan(speed) else LARGEST_DOT * math.sqrt(speed / fastest) for speed in speeds]
+        dots = [(*place, radius) for place, radius in zip(places, radii, strict=True)]
+        labels = beside(dots, [each.format for each in own], panel.left)
+        for each, (x, y, radius), (beside_x, beside_y, anchor) in zip(own, dots, labels, strict=True):
             kind = "simd" if each.by == "ondevice" else "llamacpp"
-            radius = 4.0 if math.isnan(speed) else LARGEST_DOT * math.sqrt(speed / fastest)
             marks.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:.1f}"/>')
             marks.append(text(beside_x, beside_y + 4, each.format, "quiet", anchor))
     below = "blue: ondevice; grey: llama.cpp" + "; the area of a dot is the speed of decoding" * _timed(results)
@@ -122,14 +123,16 @@ def draw(results: Sequence[Result]) -> str:
     return "\n".join([head, f"<style>\n{STYLE}\n{DOTS}\n</style>", *marks, "</svg>\n"])
 
 
-def beside(dots: Sequence[tuple[float, float]], labels: Sequence[str], left: float) -> list[tuple[float, float, str]]:
+def beside(
+    dots: Sequence[tuple[float, float, float]], labels: Sequence[str], left: float
+) -> list[tuple[float, float, str]]:
     """Where each dot's label stands, and its anchor: to the right of the dot or the left of it, as near as possible
-    without meeting another label or a dot, and not beyond `left`.
+    without meeting another label or a dot, and not beyond `left`. dots : x, y and radius
     """
-    taken = [(x - LARGEST_DOT, x + LARGEST_DOT, y - LARGEST_DOT, y + LARGEST_DOT) for x, y in dots]
+    taken = [(x - radius, x + radius, y - radius, y + radius) for x, y, radius in dots]
     found: dict[int, tuple[float, float, str]] = {}
     for place in sorted(range(len(dots)), key=lambda place: dots[place][1]):
-        (x, y), width = dots[place], LETTER * len(labels[place])
+        (x, y, _), width = dots[place], LETTER * len(labels[place])
         for step in range(100):
             up = y + (step + 1) // 2 * (1 if step % 2 else -1) * 6.5
             sides = ((x + LARGEST_DOT + 3, "start", 0.0), (x - LARGEST_DOT - 3, "end", -width))

@@ -108,9 +108,11 @@ def test_the_picture_has_a_dot_per_result() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_labels_beside_dots_meet_neither_each_other_nor_a_dot(seed: int) -> None:
     random = np.random.default_rng(seed)
-    dots = [(float(x), float(y)) for x, y in random.uniform((100, 50), (200, 200), (12, 2))]
+    dots = [
+        (float(x), float(y), float(r)) for x, y, r in random.uniform((100, 50, 3), (200, 200, LARGEST_DOT), (12, 3))
+    ]
     names = ["x" * int(length) for length in random.integers(3, 25, 12)]
-    boxes = [(x - LARGEST_DOT, x + LARGEST_DOT, y - LARGEST_DOT, y + LARGEST_DOT) for x, y in dots]
+    boxes = [(x - r, x + r, y - r, y + r) for x, y, r in dots]
     for name, (x, y, anchor) in zip(names, beside(dots, names, 60), strict=True):
         left = x - (LETTER * len(name) if anchor == "end" else 0)
         assert left >= 60
