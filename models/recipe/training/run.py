@@ -22,7 +22,9 @@ LOG_STEPS = 20
 
 def hardware(device: torch.device) -> str:
     """The hardware of a run, for its card."""
-    return torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
+    if device.type == "cuda":
+        return f"a process with one {torch.cuda.get_device_name()}"
+    return f"{os.cpu_count()} CPU cores"
 
 
 def spent_budget(file: Path, tokens: int) -> Budget:
