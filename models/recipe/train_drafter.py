@@ -208,13 +208,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--licence", help="of the target and so of the drafter, for the card")
     parser.add_argument(
         "--device",
-        type=torch.device,
-        default=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        help="cpu or cuda (default: cuda if there is one)",
+        choices=list(PACES),
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda if there is one",
     )
     parser.add_argument("--run", default="drafter", help="name of the saved run in --work")
     parser.add_argument("--work", type=Path, default=MODELS / ".work" / "target-drafter", help="replies, states, runs")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is none here that PyTorch can use")
+    if args.start is not None and not (args.start / "model.safetensors").is_file():
+        parser.error(f"--start {args.start} is no drafter: it has no model.safetensors")
+    args.device = torch.device(args.device)
+    return args
 
 
 def main() -> None:
