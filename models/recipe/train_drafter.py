@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from drafters.drafter_card import write_card
-from drafters.lessons import Lesson, Lessons, write_lessons
+from drafters.lessons import SHARD, Lesson, Lessons, write_lessons
 from drafters.replies import held_out, write_held_out, write_replies
 from drafters.replies_on_device import DeviceWriter, write_held_out_on_device, write_replies_on_device
 from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_blocks, measure, places_of, rounds_of
@@ -248,6 +248,8 @@ def main() -> None:
     for file in sorted(args.work.glob("replies-*.jsonl")):
         write_lessons(target, file, finished=False)
     write_lessons(target, given, finished=True)
+    if not any(args.work.glob("replies-*.safetensors")):
+        raise SystemExit(f"too few replies to learn from: a file of them needs {SHARD}, so give a larger --replies")
     count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
     workers.launch(train, count, args.work / "meeting", args)
 

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from drafters.replies import HELD_OUT_EVERY, Written, read_replies
 from drafters.states import FrozenTarget
 
-SHARD = 192  # conversations of a file
+SHARD = 96  # conversations of a file
 FORWARD_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
 """Tokens of one forward, padding included. With 4,096 a CPU core did 418 tokens/s, with 1,024 528."""
 LONGEST = 1024  # tokens of a conversation; the end of a longer one is left out
