@@ -316,6 +316,7 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
             "core_minutes": run.budget.core_seconds / 60,
             "hardware": hardware(args.device),
             "loss": args.loss,
+            "start": "the target's last" if args.start is None else f"those of {args.start.name}",
         },
         "curve": [json.loads(line) for line in run.file.with_suffix(".curve").read_text().splitlines()],
         "replies": run.figures(run.held_out[:DESCRIBED]),

@@ -37,7 +37,7 @@ Foundation License). No other model's or person's answers were used. {held_out:,
 ## Training
 
 `models/recipe/train_drafter.py`: {rounds:,} rounds of {steps} draft steps, {core_minutes:.0f} minutes of CPU time
-({hardware}), loss `{loss}`. The layers began as the target's last.
+({hardware}), loss `{loss}`. The layers began as {start}.
 
 {curve}
 
