@@ -25,6 +25,9 @@ circle { fill-opacity: 0.55 }
 circle.simd { stroke: none; fill: #0969da }
 circle.llamacpp { stroke: none; fill: #6e7781 }"""
 
+Box = tuple[float, float, float, float]
+"""Left, right, top and bottom."""
+
 LETTER = 5.2  # pixels of a letter of a label
 LARGEST_DOT = 11
 """Radius of the dot of the fastest format."""
@@ -135,22 +138,19 @@ def beside(
         (x, y, _), width = dots[place], LETTER * len(labels[place])
         for step in range(100):
             up = y + (step + 1) // 2 * (1 if step % 2 else -1) * 6.5
-            sides = ((x + LARGEST_DOT + 3, "start", 0.0), (x - LARGEST_DOT - 3, "end", -width))
-            free = [
-                (start, up, anchor)
-                for start, anchor, offset in sides
-                if start + offset >= left
-                and not any(
-                    start + offset < right and begin < start + offset + width and up - 6 < bottom and top < up + 6
-                    for begin, right, top, bottom in taken
-                )
-            ]
+            after, before = x + LARGEST_DOT + 3, x - LARGEST_DOT - 3
+            boxes = [(start, start + width, up - 6, up + 6) for start in (after, before - width)]
+            free = [box for box in boxes if box[0] >= left and not any(meet(box, other) for other in taken)]
             if free:
-                found[place] = free[0]
-                start = free[0][0] - (width if free[0][2] == "end" else 0)
-                taken.append((start, start + width, up - 6, up + 6))
+                taken.append(free[0])
+                found[place] = (after, up, "start") if free[0] is boxes[0] else (before, up, "end")
                 break
     return [found[place] for place in range(len(dots))]
+
+
+def meet(one: Box, other: Box) -> bool:
+    """Whether two boxes overlap."""
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _timed(results: Sequence[Result]) -> bool:

@@ -226,6 +226,13 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Run every stage that is not finished."""
     args = parse_args()
+    prepare(args)
+    count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
+    workers.launch(train, count, args.work / "meeting", args)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Write replies and lessons. The target's memory is free again afterwards: training opens it anew."""
     args.work.mkdir(parents=True, exist_ok=True)
     bundle = args.work / "bundle"
     if not bundle.exists():
@@ -250,8 +257,6 @@ def main() -> None:
     write_lessons(target, given, finished=True)
     if not any(args.work.glob("replies-*.safetensors")):
         raise SystemExit(f"too few replies to learn from: a file of them needs {SHARD}, so give a larger --replies")
-    count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
-    workers.launch(train, count, args.work / "meeting", args)
 
 
 def open_target(path: Path, device: torch.device) -> FrozenTarget:

@@ -55,6 +55,11 @@ def full_layer(config: Any) -> int:
     return max(index for index, kind in enumerate(kinds) if kind == "full_attention")
 
 
+def head_dim(config: Any) -> int:
+    """The width of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def write_lessons(target: FrozenTarget, file: Path, *, finished: bool) -> None:
     """Write the lessons of a file of replies next to it, those of an incomplete shard only if the file is finished.
     Shards that exist are kept.

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from drafters.lessons import head_dim
 from drafters.replies import (
     HELD_OUT_TOKENS,
     MAX_ASKED,
@@ -119,8 +120,7 @@ class DeviceWriter:
         """How many conversations of this length fit into a forward."""
         config, device = self.target.config, self.target.projection.device
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 30
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        kept = 4 * config.num_hidden_layers * config.num_key_value_heads * head * length
+        kept = 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config) * length
         return max(1, min(ROWS, int(MEMORY * free / (kept + 16 * config.vocab_size))))
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
 
-from drafters.lessons import Lesson, full_layer
+from drafters.lessons import Lesson, full_layer, head_dim
 from drafters.states import FrozenTarget
 
 RIDGE = 1e-3  # relative to the inputs' variance, which is one
@@ -33,7 +33,7 @@ SharedKV = dict[str, tuple[Tensor, Tensor]]
 
 def drafter_config(target: Any, *, width: int, layers: int, mlp: int) -> Gemma4AssistantConfig:
     """The configuration for a target's, with `width` hidden units and `mlp` units of the feed-forward blocks."""
-    head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+    width_of_head = head_dim(target)
     ropes = target.rope_parameters
     rope = ropes.get("full_attention", ropes)
     text = Gemma4TextConfig(
@@ -45,8 +45,8 @@ def drafter_config(target: Any, *, width: int, layers: int, mlp: int) -> Gemma4A
         num_kv_shared_layers=layers,
         num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_key_value_heads,
-        head_dim=head_dim,
-        global_head_dim=head_dim,
+        head_dim=width_of_head,
+        global_head_dim=width_of_head,
         hidden_activation=getattr(target, "hidden_activation", None) or target.hidden_act,
         rms_norm_eps=target.rms_norm_eps,
         rope_parameters={"full_attention": dict(rope), "sliding_attention": dict(rope)},
