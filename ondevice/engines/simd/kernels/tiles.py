@@ -25,6 +25,7 @@ before that with the scale.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from ondevice.engines.simd.kernels.activations import (
     START,
 )
 from ondevice.engines.simd.kernels.contract import (
+    AVX2,
     AVX_VNNI,
     BLOCK,
     LINE,
@@ -64,6 +66,7 @@ from ondevice.engines.simd.kernels.isa.dot import (
     first_dots,
     groups_of_four,
     interleaved,
+    keep_order,
     last_dots,
     multiply_pairs,
     separated,
@@ -88,8 +91,9 @@ from ondevice.engines.simd.kernels.isa.vector import (
     widen_half,
 )
 
-SUMS = 8
-"""Sums of dot products that are in registers at a time, beside weights and activations."""
+SUMS = {AVX2: 10, AVX_VNNI: 12}
+"""Sums of dot products that are in registers at a time on sets of 16 registers with 8 lanes, beside weights and
+activations, and on AVX2 products. AVX-512 and the generic set have one for each row."""
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
 CHUNK = 4096
@@ -121,11 +125,14 @@ def tile_product(
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
     tile = kind(isa, form, rows, weights, scales, activations, out, stride)
     vectors, whole = tile_vectors(isa, rows), TILE // isa.lanes
-    zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
-    if vectors == whole:
-        tile.store(builder, I64(0), tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
+    every, zeros = range(whole * rows), [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
+    if vectors == whole and not tile.in_memory:
+        tile.store(builder, I64(0), every, tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
         return
-    tile.store(builder, I64(0), zeros)
+    tile.store(builder, I64(0), every, zeros)
+    if vectors == whole:
+        tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), [])
+        return
     chunk = I64(CHUNK // tile.block_bytes)
     chunks = builder.sdiv(builder.add(blocks, I64(CHUNK // tile.block_bytes - 1)), chunk)
     with cgutils.for_range(builder, chunks) as loop:
@@ -134,18 +141,17 @@ def tile_product(
         count = builder.select(builder.icmp_signed("<", left, chunk), left, chunk)
         with cgutils.for_range(builder, I64(whole // vectors)) as turn:
             lane = builder.mul(turn.index, I64(vectors * isa.lanes))
-            sums = tile.load(builder, lane, vectors * rows)
-            tile.store(builder, lane, tile.add(builder, _Part(turn.index, lane, first, count), sums))
+            own = range(vectors * rows)
+            sums = tile.load(builder, lane, own)
+            tile.store(builder, lane, own, tile.add(builder, _Part(turn.index, lane, first, count), sums))
 
 
 def tile_vectors(isa: InstructionSet, rows: int) -> int:
     """Vectors of output rows that a pass of `tile_product` computes: see `vectors_of_a_pass`.
 
-    With AVX-VNNI both of a tile share the loads of activations, which were one for each product: 17, 47 and 98 cycles
-    for 1, 4 and 8 rows of int4, not 22, 58 and 104 (llvm-mca for Alder Lake). With AVX2, whose products need registers
-    beside those of their sums, it is 167 cycles and not 155 at 8 rows of int4, 222 and not 165 of affine int4 (Zen 3).
+    With AVX2 and AVX-VNNI both of a tile share the loads of activations, which were one for each product.
     """
-    return TILE // isa.lanes if isa == AVX_VNNI else vectors_of_a_pass(isa, rows)
+    return TILE // isa.lanes if isa in SUMS else vectors_of_a_pass(isa, rows)
 
 
 class _Part(NamedTuple):
@@ -187,10 +193,19 @@ class _Tile:
     @property
     def by_line(self) -> bool:
         """Whether a block's cache lines are multiplied one after the other, each with several rows: see
-        `_dots_by_line`. ARM adds products of all lines in 16 bits, or several vectors of rows share the loads of
+        `_add_lines`. ARM adds products of all lines in 16 bits, or several vectors of rows share the loads of
         activations.
         """
         return not self.isa.by_lane
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the sums lie in `out` while the products of a block are computed, because these take all registers.
+
+        If a loop carries them, LLVM moves them, and what is computed, to the stack and back: 74 such instructions per
+        block of int4 with AVX2 and 8 rows, of 608.
+        """
+        return self.isa in SUMS and self.rows > 2
 
     @property
     def row_bytes(self) -> int:
@@ -200,7 +215,7 @@ class _Tile:
     def add(self, builder: Any, part: _Part, sums: Vectors) -> Vectors:
         """Emit a pass: the sums after its blocks, from the sums before."""
         isa, rows, size = self.isa, self.rows, self.block_bytes
-        vectors = len(sums) // rows
+        vectors = tile_vectors(isa, rows)
         share = size * vectors * isa.lanes // TILE
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
         ahead = builder.add(weights, builder.mul(part.number, I64(share)))
@@ -215,20 +230,14 @@ class _Tile:
             ahead_at = element(builder, ahead, block, size)
             codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
             base = element(builder, activations, block, record_bytes)
-            dots, results, each = [], [], len(sums) // vectors
             if self.by_line:
-                dots = self._dots_by_line(builder, codes_at, base, ahead_at)
-            else:
-                prefetch_weights(builder, ahead_at, share)
+                return self._add_lines(builder, codes_at, scales_at, base, ahead_at, sums)
+            prefetch_weights(builder, ahead_at, share)
+            results, each = [], len(sums) // vectors
             for vector in range(vectors):
-                kind, column = ir.VectorType(I16, isa.lanes), 2 * isa.lanes * vector
-                factors = [
-                    widen_half(builder, read(builder, scales_at, kind, column + at, align=2))
-                    for at in range(0, scale_bytes, 2 * TILE)
-                ]
-                own = slice(vector * each, (vector + 1) * each)
-                offset = 4 * isa.lanes * vector
-                results += self.add_block(builder, codes_at, offset, factors, base, sums[own], dots[own])
+                factors = self._factors(builder, scales_at, vector)
+                own = sums[vector * each : (vector + 1) * each]
+                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, factors, base, own)
             return results
 
         return self.listed(builder, accumulate(builder, part.count, self.carried(builder, sums), step))
@@ -242,9 +251,9 @@ class _Tile:
         return carried
 
     def add_block(
-        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors, dots: Vectors
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
     ) -> Vectors:
-        """Add a block's products to the sums of a vector of output rows.
+        """Add a block's products to the sums of a vector of output rows, row of activations by row.
 
         Args:
             codes_at: pointer to the block's weights.
@@ -252,29 +261,41 @@ class _Tile:
             factors: their scales, <n x float>, and their minimums if the weights have any.
             base: pointer to the block's activations.
             sums: the sums, as a loop carries them.
-            dots: the dot products, if `by_line`.
         """
-        codes, results = [] if dots else unpack(builder, self.isa, self.form, codes_at, offset), []
-        floats, origin = factors[0].type, constant(ORIGIN_BITS, ir.VectorType(I32, self.isa.lanes))
-        for row, before in enumerate(sums):
-            at, total = self.row_bytes * row, before
-            start, scale, shift = three_words(builder, self.isa, base, at + START)
-            if self.form.affine:
-                total = fused(builder, builder.bitcast(start, floats), factors[1], total)
-                start = origin
-            if dots:
-                dot = dots[row]
-            else:
-                groups = groups_of_four(builder, self.isa, base, at)
-                dot = add_dots(builder, self.isa, self._bits, start, codes, groups)
-            scale, shift = builder.bitcast(scale, floats), builder.bitcast(shift, floats)
-            value = fused(builder, builder.bitcast(dot, floats), scale, shift)
-            results.append(fused(builder, value, factors[0], total))
+        codes, results = unpack(builder, self.isa, self.form, codes_at, offset), []
+        for row, total in enumerate(sums):
+            start, scale, shift = three_words(builder, self.isa, base, self.row_bytes * row + START)
+            first = constant(ORIGIN_BITS, start.type) if self.form.affine else start
+            groups = groups_of_four(builder, self.isa, base, self.row_bytes * row)
+            dot = add_dots(builder, self.isa, self._bits, first, codes, groups)
+            results.append(self._add_scaled(builder, total, dot, factors, start, scale, shift))
         return results
 
-    def _dots_by_line(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any) -> Vectors:
-        """A block's dot products, <n x i32> each: one cache line of weights after the other, multiplied with all rows,
-        or with four at a time where these have two sums each.
+    def _add_scaled(
+        self, builder: Any, total: Any, dot: Any, factors: Vectors, start: Any, scale: Any, shift: Any
+    ) -> Any:
+        """The sum `total` and a row's dot products of a block, `dot`, times both scales. If the weights have minimums,
+        `start` has the bits of `sum`.
+        """
+        kind = total.type
+        if self.form.affine:
+            total = fused(builder, builder.bitcast(start, kind), factors[1], total)
+        scale, shift = builder.bitcast(scale, kind), builder.bitcast(shift, kind)
+        return fused(builder, fused(builder, builder.bitcast(dot, kind), scale, shift), factors[0], total)
+
+    def _factors(self, builder: Any, scales_at: Any, vector: int) -> Vectors:
+        """The scales of a block for a vector of output rows, <n x float>, and the minimums if the weights have any."""
+        kind, column = ir.VectorType(I16, self.isa.lanes), 2 * self.isa.lanes * vector
+        return [
+            widen_half(builder, read(builder, scales_at, kind, column + at, align=2))
+            for at in ((0, 2 * TILE) if self.form.affine else (0,))
+        ]
+
+    def _add_lines(
+        self, builder: Any, codes_at: Any, scales_at: Any, base: Any, ahead_at: Any, sums: Vectors
+    ) -> Vectors:
+        """Add a block's products to the sums: one cache line of weights after the other, multiplied with all rows, or
+        with as many at a time as have SUMS.
 
         So loads and prefetches are spread over the block. Where they all came first, and the products row by row, the
         times of memory and of products added up: with 1, 5 and 8 rows a block of int4 took 18.6, 22.9 and 25.5 ns, by
@@ -282,47 +303,83 @@ class _Tile:
         VNNI, two cores, weights in memory at 30 GB/s, which alone takes 19 ns).
 
         Args:
-            codes_at, base: as for `add_block`.
+            codes_at, scales_at, base: pointers to the block's weights, scales and activations.
             ahead_at: pointer to this pass's share of the block; the lines at AHEAD from it are prefetched.
+            sums: the sums; none if they are `in_memory`.
+        """
+        rows, vectors, results = self.rows, tile_vectors(self.isa, self.rows), list(sums)
+        turns = -(-rows * vectors // SUMS.get(self.isa, rows * vectors))
+        together = -(-rows // turns)
+        for first in range(0, rows, together):
+            some = range(first, min(first + together, rows))
+            dots = self._dots(builder, codes_at, base, None if first else ahead_at, some)
+            factors = [self._factors(builder, scales_at, vector) for vector in range(vectors)]
+            for row in some:
+                start, scale, shift = three_words(builder, self.isa, base, self.row_bytes * row + START)
+                own = range(row, vectors * rows, rows)
+                before = self.load(builder, I64(0), own) if self.in_memory else results[row::rows]
+                after = [
+                    self._add_scaled(builder, total, dots[row, vector], factors[vector], start, scale, shift)
+                    for vector, total in enumerate(before)
+                ]
+                if self.in_memory:
+                    self.store(builder, I64(0), own, after)
+                else:
+                    results[row::rows] = after
+        return results
+
+    def _dots(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any, some: range) -> dict[tuple[int, int], Any]:
+        """A block's dot products with some rows, <n x i32>, by row and vector of output rows: see `_add_lines`.
+
+        Where registers are few, the products with an unpacked vector of weights end before the next is needed. LLVM
+        would group the additions of a whole block otherwise, and unpack all of it first: 4 and 8 rows of affine int4
+        took 28 and 52 ns, and take 19 and 39 (AMD Zen 3, one core, weights in level 1).
+
+        Args:
+            codes_at, base, ahead_at: as for `_add_lines`; None for `ahead_at` if another turn prefetches.
+            some: the rows.
         """
         isa, form, bits = self.isa, self.form, self._bits
-        starts = [constant(ORIGIN_BITS, ir.VectorType(I32, isa.lanes))] * self.rows
+        origin = constant(ORIGIN_BITS, ir.VectorType(I32, isa.lanes))
+        starts = dict.fromkeys(some, origin)
         if not form.affine:
-            words = [read(builder, base, I32, self.row_bytes * row + START) for row in range(self.rows)]
-            starts = [splat(builder, word, isa.lanes) for word in words]
-        vectors = tile_vectors(isa, self.rows)
-        dots: Vectors = [first_dots(isa, bits, start) for start in starts] * vectors
-        passes, together = TILE // isa.lanes // vectors, SUMS // vectors
-        for first in range(0, self.rows, together):
-            some = range(first, min(first + together, self.rows))
-            for line in range(form.bits):
-                codes = [
-                    unpack(builder, isa, form, codes_at, 4 * isa.lanes * vector, range(line, line + 1))
-                    for vector in range(vectors)
-                ]
-                own = range(8 // form.bits * line, 8 // form.bits * (line + 1))
+            words = [read(builder, base, I32, self.row_bytes * row + START) for row in some]
+            starts = {row: splat(builder, word, isa.lanes) for row, word in zip(some, words, strict=True)}
+        vectors = range(tile_vectors(isa, self.rows))
+        dots = {(row, vector): first_dots(isa, bits, starts[row]) for vector in vectors for row in some}
+        passes, each = TILE // isa.lanes // len(vectors), 8 // form.bits
+        for line in range(form.bits):
+            codes = [
+                unpack(builder, isa, form, codes_at, 4 * isa.lanes * vector, range(line, line + 1))
+                for vector in vectors
+            ]
+            for first in range(0, each, 1 if isa in SUMS else each):
+                part = slice(first, first + 1 if isa in SUMS else each)
+                own = range(each * line, each * (line + 1))[part]
                 for row in some:
                     groups = groups_of_four(builder, isa, base, self.row_bytes * row, own)
-                    for vector, weights in enumerate(codes):
-                        at = self.rows * vector + row
-                        dots[at] = add_dots(builder, isa, bits, dots[at], weights, groups)
-                    if row == len(some) // 2 and line % passes == 0:
+                    for vector in vectors:
+                        total = dots[row, vector]
+                        dots[row, vector] = add_dots(builder, isa, bits, total, codes[vector][part], groups)
+                    if ahead_at is not None and first == 0 and row == some[len(some) // 2] and line % passes == 0:
                         prefetch(builder, ahead_at, AHEAD + LINE * (line // passes), L2)
-        return [last_dots(builder, total, start) for total, start in zip(dots, starts * vectors, strict=True)]
+                if isa in SUMS:
+                    dots = dict(zip(dots, keep_order(builder, list(dots.values())), strict=True))
+        return {key: last_dots(builder, total, starts[key[0]]) for key, total in dots.items()}
 
     @property
     def _bits(self) -> int:
         """Bits of the codes that are multiplied: a table's levels are bytes."""
         return 8 if self.form.table else self.form.bits
 
-    def load(self, builder: Any, lane: Any, count: int) -> Vectors:
-        """Load `count` sums of the output rows from `lane` on from `out`."""
+    def load(self, builder: Any, lane: Any, chosen: Iterable[int]) -> Vectors:
+        """Load sums, by their numbers, of the output rows from `lane` on from `out`."""
         kind = ir.VectorType(F32, self.isa.lanes)
-        return [builder.load(self._pointer(builder, lane, index), typ=kind, align=4) for index in range(count)]
+        return [builder.load(self._pointer(builder, lane, index), typ=kind, align=4) for index in chosen]
 
-    def store(self, builder: Any, lane: Any, sums: Vectors) -> None:
-        """Store the sums of the output rows from `lane` on to `out`."""
-        for index, total in enumerate(sums):
+    def store(self, builder: Any, lane: Any, chosen: Iterable[int], sums: Vectors) -> None:
+        """Store sums, by their numbers, of the output rows from `lane` on to `out`."""
+        for index, total in zip(chosen, sums, strict=True):
             builder.store(total, self._pointer(builder, lane, index), align=4)
 
     def _pointer(self, builder: Any, lane: Any, index: int) -> Any:
@@ -358,7 +415,7 @@ class _PairedTile(_Tile):
         return found
 
     def add_block(
-        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors, dots: Vectors
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
     ) -> Vectors:
         weights = paired_codes(builder, self.isa, self.form, codes_at, offset)
         doubled, results = [interleaved(builder, each, each) for each in factors], []
