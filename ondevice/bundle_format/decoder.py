@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -161,7 +162,7 @@ class Decoder:
         found = {layer.attention.kind for layer in self.layers}
         return tuple(kind for kind in KINDS if kind in found)
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """The window of its layers with sliding attention; None if it has none."""
         return next((own.window for layer in self.layers if (own := layer.attention).window is not None), None)
