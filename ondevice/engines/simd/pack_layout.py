@@ -57,7 +57,7 @@ class Packed:
     blocks : number of blocks of 32 columns
     weights : offset of the codes, uint8[tiles, tile_bytes]
     scales : offset of the scales, uint8[tiles, scale_bytes]: fp16[blocks, 16] for weights in groups, or scales and
-        minimums fp16[blocks, 2, 16], else the epilogue of a step product (`kernels.tiles`)
+        minimums fp16[blocks, 2, 16], else the epilogue (`kernels.epilogue_tiles`)
     """
 
     matrix: Matrix

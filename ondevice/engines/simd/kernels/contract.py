@@ -639,7 +639,7 @@ CACHES = 9
 """From here on, the addresses of each layer's keys and values; after all of these, the addresses of each layer's codes
 of keys and their codebook, or 0."""
 
-# Matrices and activations. Their layouts are described in `formats` (weights), `tiles` (epilogues) and `activations`.
+# Matrices and activations. Their layouts are described in `formats` (weights), `epilogue_tiles` and `activations`.
 
 TILE = 16
 """Output rows of a tile."""

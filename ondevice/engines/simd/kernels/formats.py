@@ -11,7 +11,7 @@ and one layout serves all. Vector j holds these k in its four bytes per row:
 A code c stands for the weight c - 2**(b - 1), times a scale. Scales of weights in groups of 32 are fp16[block][16]. If
 the groups have minimums, c stands for c times a scale plus a minimum, and both are fp16[block][2][16]: a cache line per
 block. In a table format, c stands for LEVELS[c] (`weight_format`), times a scale. A matrix with one scale per row has
-an epilogue for each tile instead: see `tiles.step_product`. Weights of 16 bits (bfloat16) and 32 bits (float32) are
+an epilogue for each tile instead: see `epilogue_tiles`. Weights of 16 bits (bfloat16) and 32 bits (float32) are
 plain numbers [32][16] per block, k by k.
 
 In a file, a row's codes lie one after the other, the lowest bits of a byte first: uint8[rows, width * b / 8].
@@ -332,7 +332,7 @@ def pack_numbers(size: int, numbers: int, rows: int, width: int, out: int) -> No
 
 @kernel
 def pack_epilogue(factors: int, step: float, rows: int, out: int) -> None:
-    """Write the epilogue of a tile (see `tiles.step_product`): float32[rows] factors, and one step for all rows.
+    """Write the epilogue of a tile (see `epilogue_tiles`): float32[rows] factors, and one step for all rows.
 
     Missing rows are zeros already.
     """

@@ -2,7 +2,7 @@
 
 The steps come first: a thread's share of the tiles of a matrix. `project` computes some tiles of out = activations @
 weights.T, `gated` some blocks of f(gate) * up. The code of a tile's product is chosen by the matrix's kind of product
-and the number of rows; `tiles` emits it, for the layouts of `formats`.
+and the number of rows; `tiles` and `epilogue_tiles` emit it, for the layouts of `formats`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ondevice.engines.simd.kernels.contract import (
     PackedMatrix,
     Project,
 )
+from ondevice.engines.simd.kernels.epilogue_tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product
 from ondevice.engines.simd.kernels.isa.dot import emit_cases
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, first_unit, read_i64
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
-from ondevice.engines.simd.kernels.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
+from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native.functions import kernel
 
 
