@@ -33,11 +33,16 @@ class Region:
 
 
 class DataFile:
-    """A new file `NAME.onnx.data` with a graph's weights; `write` may be called from several threads."""
+    """A file `NAME.onnx.data` with a graph's weights; `write` may be called from several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+        """
+        Args:
+            path: of a new file.
+            goes_on: the file exists, and what is not written again is kept.
+        """
         self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("r+b" if goes_on else "xb", buffering=0)
         self._lock = threading.Lock()
         self._end = 0
 
@@ -49,8 +54,12 @@ class DataFile:
     ) -> None:
         if kind is None:
             self._file.truncate(self._end)
-            os.fsync(self._file.fileno())
+            self.sync()
         self._file.close()
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written."""
+        os.fsync(self._file.fileno())
 
     def reserve(self, nbytes: int) -> Region:
         """Reserve `nbytes` for one tensor, aligned to a page if the tensor takes 1 MiB or more."""

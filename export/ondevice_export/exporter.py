@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +22,21 @@ from ondevice.machine import expanded
 from ondevice.progress import Advance, Progress, counted, silent
 from ondevice_export.bit_budget import choose_formats
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
-from ondevice_export.calibration.source import open_calibration
+from ondevice_export.calibration.source import (
+    FactorSource,
+    ImportanceMatrix,
+    calibration_text,
+    is_importance_matrix,
+    run_text,
+)
+from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
-from ondevice_export.manifest import make_manifest
+from ondevice_export.manifest import make_manifest, tool_versions
 from ondevice_export.text_files import copy_text_files
 
 _log = logging.getLogger(__name__)
@@ -135,15 +143,14 @@ def _write(
         needed += estimate_bytes(shapes[-1], options.tower_formats)
     own = count_weights(target.shapes)
     calibrates = options.calibrate is not None and target.modules is None
+    if calibrates and not is_importance_matrix(options.calibrate or ""):
+        needed += estimate_bytes(target.shapes, _INT8.target_formats)
     advance = counted(progress, sum(map(count_weights, shapes)) + (2 * own if calibrates else 0))
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle, ExitStack() as stack:
         _check_space(out, needed)
         on_begin()
-        calibration = None
-        if calibrates:
-            write = partial(_write_int8, target, advance)
-            calibration = stack.enter_context(open_calibration(options.calibrate or "", write, advance, own))
+        calibration = stack.enter_context(_calibration(target, out, options, advance, note)) if calibrates else None
         graphs = GraphFiles(bundle.directory, options, advance, calibration)
         tokens = graphs.write_target(target)
         if drafter is not None:
@@ -156,17 +163,48 @@ def _write(
             graphs.write_audio(target.audio, target)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest, graphs.tensors)
+    remove_unfinished(out)
+
+
+@contextmanager
+def _calibration(
+    target: TargetCheckpoint, out: Path, options: ExportOptions, advance: Advance, note: Note
+) -> Iterator[FactorSource]:
+    """Open the importance matrix of `calibrate`, or a bundle of the target that runs its text."""
+    source = options.calibrate or ""
+    if is_importance_matrix(source):
+        with closing(ImportanceMatrix(Path(source))) as matrix:
+            yield matrix
+        return
+    text, share = calibration_text(source), count_weights(target.shapes)
+    with (
+        unfinished_export(out, _key(target, options, text), note) as unfinished,
+        run_text(text, unfinished, partial(_write_int8, target, advance), advance, share) as calibration,
+    ):
+        yield calibration
+
+
+_INT8 = ExportOptions(quantize="int8")
 
 
 def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle:
     """A bundle of the target alone with 8 bits per weight, through which the text of a calibration is run."""
-    alone, options = dataclasses.replace(target, vision=None, audio=None), ExportOptions(quantize="int8")
+    alone = dataclasses.replace(target, vision=None, audio=None)
     with BundleWriter(out) as bundle:
-        graphs = GraphFiles(bundle.directory, options, advance)
+        graphs = GraphFiles(bundle.directory, _INT8, advance)
         graphs.write_target(alone)
         copy_text_files(target.checkout.directory, bundle.directory, _log.debug)
-        bundle.commit(make_manifest(alone, None, options), graphs.tensors)
+        bundle.commit(make_manifest(alone, None, _INT8), graphs.tensors)
     return Bundle.open(out)
+
+
+def _key(target: TargetCheckpoint, options: ExportOptions, text: str) -> str:
+    """The same for calibrated exports of the same bytes: by the target's files, the options, the text and the tools."""
+    path = target.checkout.path
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, path.iterdir()))
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    parts = str(path), stats, options, text, sorted(tool_versions().items())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _place(name: str, out: str | Path | None) -> Path:

@@ -125,10 +125,16 @@ class GraphFiles:
     ) -> Iterator[tuple[GraphBuilder, Weights]]:
         """Give a graph builder and its weights; the graph is saved after all weights have been written."""
         path, data = self._directory / name, f"{name}.data"
-        builder = GraphBuilder(path.stem, interface)
-        with DataFile(self._directory / data) as file, MatrixWriter(self._advance) as writer:
+        builder, made, goes_on = GraphBuilder(path.stem, interface), self._directory / data, False
+        unfinished = None if calibration is None else calibration.unfinished
+        if unfinished is not None:
+            made, goes_on = unfinished.directory / data, unfinished.layers > 0
+        with DataFile(made, goes_on=goes_on) as file, MatrixWriter(self._advance) as writer:
             weights = Weights(tensors, file, writer, formats=formats, modules=modules, calibration=calibration)
             yield builder, weights
+        if unfinished is not None:
+            unfinished.save(0)
+            made.replace(self._directory / data)
         ir.save(builder.model(tool_versions()["ondevice"]), path)
         self.tensors[name] = TensorTable(data, weights.tensors)
 

@@ -147,6 +147,14 @@ class MatrixWriter:
             self._round(file, stored, rows, factors)
         return stored
 
+    def keep(
+        self, file: DataFile, name: str, shape: tuple[int, int], form: WeightFormat, *, half_scales: bool = False
+    ) -> StoredMatrix:
+        """Keep a matrix that is in the data file already, where `add` would write it. Arguments are those of `add`."""
+        stored = _reserve(file, name, shape, form, half_scales)
+        self._advance(stored.rows * stored.width)
+        return stored
+
     def add_blocks(
         self,
         file: DataFile,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ondevice.bundle import Bundle
+from ondevice.bundle import MANIFEST, Bundle
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, WeightFormat
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
@@ -20,6 +21,7 @@ from ondevice_export.calibration import rounding, source
 from ondevice_export.calibration.round_block import nearest_code
 from ondevice_export.calibration.rounding import Grid, Moments, feedback, round_rows, symmetric
 from ondevice_export.calibration.source import TEXT, ImportanceMatrix
+from ondevice_export.calibration.unfinished import unfinished_export
 from ondevice_export.data_file import DataFile
 from ondevice_export.matrices import MatrixWriter
 from ondevice_export.quantize import BLOCK, dequantize, quantize
@@ -245,6 +247,72 @@ def test_progress_counts_the_text(tmp_path: Path, texts: tuple[Path, str]) -> No
     )  # fmt: skip
     assert shown == sorted(shown)
     assert shown[-1][0] > 0.99 * shown[-1][1]
+
+
+class Ended(BaseException):
+    """An interrupt."""
+
+
+def calibrated(out: Path, calibrate: Path | None, until: float, notes: list[str]) -> Path:
+    """Export with a text, and end it at a share of its progress."""
+
+    def progress(done: int, total: int) -> None:
+        if done > until * total:
+            raise Ended
+
+    return export(
+        REFERENCE / "target", out, drafter="none", heads="none", quantize="int4", head_bits=4, progress=progress,
+        calibrate=None if calibrate is None else str(calibrate), note=notes.append,
+    )  # fmt: skip
+
+
+def test_an_export_that_was_ended_goes_on(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    """It writes the bytes of one that was not ended, and leaves nothing behind."""
+    whole, layers, notes = calibrated(tmp_path / "whole", texts[0], 2, []), [], list[str]()
+    for until in (0.5, 0.65, 0.8, 0.97):
+        with pytest.raises(Ended):
+            calibrated(tmp_path / "parts", texts[0], until, notes)
+        assert not (tmp_path / "parts").exists()
+        layers.append(json.loads((tmp_path / ".parts.calibration" / "state.json").read_text())["layers"])
+    assert layers == sorted(layers)
+    assert 0 < layers[0] < layers[-1] == 10
+    assert f"going on behind layer {layers[0]}, which an export that was ended had reached" in notes
+    assert any(f"the same command goes on behind layer {layers[0]}; " in line for line in notes)
+    parts = calibrated(tmp_path / "parts", texts[0], 2, notes)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["parts", "whole"]
+    for file in whole.iterdir():
+        assert file.name == MANIFEST or (parts / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("calibrates", [True, False])
+def test_another_export_begins_anew(tmp_path: Path, texts: tuple[Path, str], calibrates: bool) -> None:
+    """With another text, or without calibration."""
+    text, directory, notes = tmp_path / "text", tmp_path / ".out.calibration", list[str]()
+    text.write_text(texts[1])
+    with pytest.raises(Ended):
+        calibrated(tmp_path / "out", texts[0], 0.6, [])
+    assert directory.exists()
+    calibrated(tmp_path / "out", text if calibrates else None, 2, notes)
+    assert not any("going on" in line for line in notes)
+    assert not directory.exists()
+
+
+def test_a_damaged_state_begins_anew(tmp_path: Path) -> None:
+    for content in ("{", "[]", '{"key": "k"}', '{"key": "k", "layers": "many"}'):
+        with pytest.raises(Ended), unfinished_export(tmp_path / "out", "k", lambda line: None) as first:
+            first.save(3)
+            raise Ended
+        (first.directory / "state.json").write_text(content)
+        with unfinished_export(tmp_path / "out", "k", lambda line: None) as second:
+            assert second.layers == 0
+
+
+def test_one_process_at_a_time_calibrates_for_a_bundle(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    with unfinished_export(tmp_path / "out", "other", lambda line: None) as other:
+        with pytest.raises(UsageError, match="wait for it"):
+            calibrated(tmp_path / "out", texts[0], 2, [])
+        assert other.directory.exists()
+    assert not other.directory.exists()
 
 
 def write_matrix(path: Path, sums: dict[str, Floats], kind: str = "imatrix") -> Path:

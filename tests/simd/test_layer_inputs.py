@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ CHUNKS = np.random.default_rng(3).integers(0, VOCAB, (2, 45))
 
 
 @pytest.mark.parametrize("family", [*QUANTISED, AFFINE, TABLE])
-def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], family: str) -> None:
+def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], tmp_path: Path, family: str) -> None:
     bundle, names, shapes = bundles[family], list[str](), set[tuple[int, ...]]()
 
     def show(own: Sequence[str], rows: NDArray[np.float32]) -> None:
@@ -33,7 +34,7 @@ def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], famil
         shapes.add(rows.shape)
         assert np.isfinite(rows).all()
 
-    run, engine = LayerInputs(bundle, list(CHUNKS), 2), SimdEngine(bundle, 1)
+    run, engine = LayerInputs(bundle, list(CHUNKS), 2, tmp_path), SimdEngine(bundle, 1)
     for index in range(run.layers):
         run.run(index, show)
         for chunk, hidden in zip(CHUNKS, run.hidden, strict=True):
@@ -56,10 +57,29 @@ def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], famil
     run.close()
 
 
-def test_inputs_belong_to_their_matrices(bundles: dict[str, Bundle]) -> None:
+@pytest.mark.parametrize("family", QUANTISED)
+def test_another_run_goes_on_behind_any_layer(bundles: dict[str, Bundle], tmp_path: Path, family: str) -> None:
+    """With per-layer embeddings, and with layers that read the keys and values of earlier ones."""
+    bundle = bundles[family]
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = LayerInputs(bundle, list(CHUNKS), 1, tmp_path / "whole")
+    for index in range(whole.layers):
+        own, other = list[NDArray[np.float32]](), list[NDArray[np.float32]]()
+        whole.run(index, lambda names, rows, own=own: own.append(rows))  # type: ignore[misc]
+        part = LayerInputs(bundle, list(CHUNKS), 1, tmp_path / "parts", index)
+        part.run(index, lambda names, rows, other=other: other.append(rows))  # type: ignore[misc]
+        part.save(index + 1)
+        part.close()
+        assert all(map(np.array_equal, own, other))
+        assert all(map(np.array_equal, whole.hidden, part.hidden))
+    whole.close()
+
+
+def test_inputs_belong_to_their_matrices(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     """Attention and the feed-forward block read the normed hidden states before them, in int8."""
     bundle, found, first = bundles["12b"], dict[str, NDArray[np.float32]](), frozenset([0])
-    run, engine = LayerInputs(bundle, [CHUNKS[0]], 1), SimdEngine(bundle, 1)
+    run, engine = LayerInputs(bundle, [CHUNKS[0]], 1, tmp_path), SimdEngine(bundle, 1)
     run.run(0, lambda names, rows: found.update(dict.fromkeys(names, rows.copy())))
     norms = read_target(TensorFiles(bundle), bundle.manifest).layers[0].floats
     for name, norm, path in (

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +26,7 @@ from ondevice.progress import Advance
 from ondevice.text.prompt_file import read_text
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.calibration.rounding import DAMPING, Factors, Moments, feedback
+from ondevice_export.calibration.unfinished import UnfinishedExport
 from ondevice_export.checkpoint.source import GGUF
 from ondevice_export.gguf.architectures import MATRICES
 from ondevice_export.gguf.blocks import to_float32
@@ -52,7 +52,15 @@ Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the
 
 
 class FactorSource(Protocol):
-    """Gives the factors of `feedback` for the matrices of a target."""
+    """Gives the factors of `feedback` for the matrices of a target.
+
+    Attributes:
+        unfinished: the directory in which the target's data file is made, so that an export that was ended can go on;
+            None makes it with the bundle's other files.
+    """
+
+    @property
+    def unfinished(self) -> UnfinishedExport | None: ...
 
     def factors(self, name: str, finish: Callable[[], None]) -> Factors | None:
         """The factors for a matrix by its name in the checkpoint, None if its inputs are not known.
@@ -61,48 +69,66 @@ class FactorSource(Protocol):
         all layers before the head's.
 
         Args:
-            finish: waits for the matrices before this one. It is called before a layer takes all cores, at whose
-                barriers the engine's threads would wait for rounding.
+            finish: waits until the matrices before this one are on the disk. It is called before a layer takes all
+                cores, at whose barriers the engine's threads would wait for rounding.
         """
         ...
 
+    def is_written(self, name: str) -> bool:
+        """Whether an export that was ended has written this matrix."""
+        ...
 
-@contextmanager
-def open_calibration(
-    source: str, write_bundle: Callable[[Path], Bundle], advance: Advance, share: int
-) -> Iterator[FactorSource]:
-    """Open an importance matrix, or a bundle of the model that runs a text.
 
-    Args:
-        source: a path; empty for the default text.
-        write_bundle: writes a bundle of the model into a directory, and opens it.
-        advance, share: `advance` is called with parts of `share` while a text is run.
+def is_importance_matrix(source: str) -> bool:
+    """Whether the path of a calibration names an importance matrix; else it is a text."""
+    return source.lower().endswith(GGUF)
+
+
+def calibration_text(source: str) -> str:
+    """The text at a path, or the default one if it is empty.
 
     Raises:
-        CheckpointError: the importance matrix is damaged.
         PromptError: the text cannot be read, or is empty.
-        UsageError: the model has no tokenizer to read the text with, or the simd engine cannot run it.
     """
-    if source.lower().endswith(GGUF):
-        with closing(ImportanceMatrix(Path(source))) as matrix:
-            yield matrix
-        return
     text = read_text(Path(source) if source else TEXT)
     if not text.strip():
         raise PromptError(f"{source} has no text to calibrate with")
-    with TemporaryDirectory(prefix="ondevice-calibration-") as directory:
-        bundle = write_bundle(Path(directory) / "bundle")
-        path = bundle.file(TOKENIZER)
-        if path is None:
-            raise UsageError("--calibrate runs a text, and the model has no tokenizer to read it with")
-        ids = Tokenizer.from_file(path, bundle.manifest.first_token_id).encode(text, parse_special=False)
-        try:
-            run = LayerInputs(bundle, chunks_of(ids, bundle.manifest), default_threads())
-        except UnsupportedGraphError as error:
-            without = "--calibrate FILE.gguf, an importance matrix of llama-imatrix, needs no run"
-            raise UsageError(f"--calibrate cannot run a text through this model ({error.reason}): {without}") from error
-        with closing(run):
-            yield TextCalibration(run, advance, share)
+    return text
+
+
+@contextmanager
+def run_text(
+    text: str, unfinished: UnfinishedExport, write_bundle: Callable[[Path], Bundle], advance: Advance, share: int
+) -> Iterator[FactorSource]:
+    """Open a bundle of the model that runs a text.
+
+    Args:
+        text: the text.
+        unfinished: the export's directory.
+        write_bundle: writes a bundle of the model, which has `share` weights, into a directory, and opens it.
+        advance, share: `advance` is called with parts of `share` while the text is run.
+
+    Raises:
+        UsageError: the model has no tokenizer to read the text with, or the simd engine cannot run it.
+    """
+    place = unfinished.directory / "int8"
+    if unfinished.layers:
+        bundle = Bundle.open(place)
+        advance(share)
+    else:
+        bundle = write_bundle(place)
+    path = bundle.file(TOKENIZER)
+    if path is None:
+        raise UsageError("--calibrate runs a text, and the model has no tokenizer to read it with")
+    ids = Tokenizer.from_file(path, bundle.manifest.first_token_id).encode(text, parse_special=False)
+    chunks = chunks_of(ids, bundle.manifest)
+    try:
+        run = LayerInputs(bundle, chunks, default_threads(), unfinished.directory, unfinished.layers)
+    except UnsupportedGraphError as error:
+        without = "--calibrate FILE.gguf, an importance matrix of llama-imatrix, needs no run"
+        raise UsageError(f"--calibrate cannot run a text through this model ({error.reason}): {without}") from error
+    with closing(run):
+        yield TextCalibration(run, unfinished, advance, share)
 
 
 def chunks_of(token_ids: Sequence[int], manifest: Manifest) -> list[Int64Array]:
@@ -117,11 +143,15 @@ def chunks_of(token_ids: Sequence[int], manifest: Manifest) -> list[Int64Array]:
 class TextCalibration:
     """The second moments of a text that runs through the layers of a bundle."""
 
-    def __init__(self, run: LayerInputs, advance: Advance, share: int) -> None:
+    def __init__(self, run: LayerInputs, unfinished: UnfinishedExport, advance: Advance, share: int) -> None:
         """`advance` is called with parts of `share`, as chunks are run."""
+        self.unfinished = unfinished
         self._run = run
         self._after_chunk = partial(advance, round(share / (run.layers * len(run.hidden))))
-        self._done = 0
+        self._begun = self._done = unfinished.layers
+        """Layers that were complete at the beginning, and layers that the text has passed."""
+        for _ in range(self._done * len(run.hidden)):
+            self._after_chunk()
         self._held: dict[tuple[str, ...], list[Float32Array]] = {}
         self._moments: dict[str, Moments] = {}
         self._factors: dict[int, Factors] = {}
@@ -136,6 +166,9 @@ class TextCalibration:
             return None
         while self._done <= layer:
             finish()
+            if self._done > self._begun:
+                self._run.save(self._done)
+                self.unfinished.save(self._done)
             self._moments, self._factors = {}, {}
             self._run.run(self._done, self._hold, self._after_chunk)
             self._add_held()
@@ -148,6 +181,10 @@ class TextCalibration:
             damping = TABLE_DAMPING if f"{inner}.weight" == EMBEDDING else DAMPING
             known = self._factors[id(moments)] = feedback(moments, damping)
         return known
+
+    def is_written(self, name: str) -> bool:
+        layer = _layer_of(name)
+        return layer is not None and layer < self._begun
 
     def _hold(self, names: Sequence[str], inputs: Float32Array) -> None:
         held = self._held.setdefault(tuple(names), [])
@@ -167,6 +204,8 @@ class TextCalibration:
 
 class ImportanceMatrix:
     """A GGUF importance matrix."""
+
+    unfinished = None
 
     def __init__(self, path: Path) -> None:
         """
@@ -191,6 +230,9 @@ class ImportanceMatrix:
         if not (np.isfinite(sums).all() and (sums >= 0).all() and len(sums) % BLOCK == 0):
             raise CheckpointError(f"{self._file.path}: {entry.name} holds no sums of squares: download it again")
         return feedback(Moments(tuple(np.diag(part) for part in sums.reshape(-1, BLOCK))))
+
+    def is_written(self, name: str) -> bool:
+        return False
 
 
 def _inner_name(name: str, layer: int) -> str:

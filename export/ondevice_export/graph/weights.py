@@ -112,14 +112,7 @@ class Weights:
             size = math.prod(leading), width
             blocks = self._kept_blocks(source) if rows is None else None
             if blocks is None:
-                form = self.formats.chosen.get(source, form)
-                factors: Factors | LateFactors | None = None
-                if self._calibration is not None and form.bits == 4:
-                    found = partial(self._calibration.factors, source, self._writer.finish)
-                    factors = found if name in {EMBEDDING, HEAD} else found()
-                stored = self._writer.add(
-                    self._file, source, size, form, reader, half_scales=half_scales, factors=factors
-                )
+                stored = self._quantised(name, source, size, self.formats.chosen.get(source, form), reader, half_scales)
             else:
                 form = self.formats.of(self.checkpoint, source, form)
                 stored = self._writer.add_blocks(self._file, source, size, form, blocks, half_scales=half_scales)
@@ -137,6 +130,23 @@ class Weights:
         stored = self._writer.add_transposed(self._file, source, (count, width), reader)
         self._list(name, stored.tensor((count, width)))
         return stored
+
+    def _quantised(  # noqa: PLR0917
+        self, name: str, source: str, size: tuple[int, int], form: WeightFormat, rows: RowReader, half_scales: bool
+    ) -> StoredMatrix:
+        """Store a matrix that is quantised here, by the moments of its inputs if they are known."""
+        factors: Factors | LateFactors | None = None
+        if self._calibration is not None and form.bits == 4:
+            if self._calibration.is_written(source):
+                return self._writer.keep(self._file, source, size, form, half_scales=half_scales)
+            found = partial(self._calibration.factors, source, self._complete)
+            factors = found if name in {EMBEDDING, HEAD} else found()
+        return self._writer.add(self._file, source, size, form, rows, half_scales=half_scales, factors=factors)
+
+    def _complete(self) -> None:
+        """Wait until all matrices that were added are on the disk."""
+        self._writer.finish()
+        self._file.sync()
 
     def _kept_blocks(self, name: str) -> BlockReader | None:
         """The blocks of a GGUF file's matrix that is stored as it is; None for other matrices."""

@@ -1,15 +1,17 @@
 """Runs a target layer by layer over a text, and shows the inputs of its matrices: for calibrated rounding.
 
 All chunks of the text pass a layer before the next one is run. So one layer's weights are packed at a time, in memory,
-and between layers there are the hidden states of all tokens, and the keys and values that later layers share.
+and between layers there are the hidden states of all tokens, and the keys and values that later layers share. `save`
+writes them to a directory, from which another process can go on.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from tempfile import TemporaryFile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,12 +76,16 @@ class LayerInputs:
         head: the head's name in the tensor table, without `.weight`.
     """
 
-    def __init__(self, bundle: Bundle, chunks: Sequence[Int64Array], threads: int) -> None:
+    def __init__(
+        self, bundle: Bundle, chunks: Sequence[Int64Array], threads: int, directory: Path, done: int = 0
+    ) -> None:
         """
         Args:
             bundle: a bundle with the model's weights in a format with groups, such as int8.
             chunks: token ids of at most MAX_ROWS tokens each.
             threads: number of threads.
+            directory: an existing directory for per-layer embeddings and for `save`.
+            done: number of layers behind which `save` was called there, with the same bundle and chunks.
 
         Raises:
             UnsupportedGraphError: there is no kernel for the format or size of the weights.
@@ -94,7 +100,8 @@ class LayerInputs:
             _Chunk(chunk, first, np.zeros((len(chunk), target.hidden_size), np.float32))
             for chunk, first in zip(chunks, firsts, strict=False)
         ]
-        self._per_layer = TemporaryFile()  # noqa: SIM115 - `close` closes it
+        self._directory = directory
+        self._per_layer = (directory / "embeddings").open("r+b" if done else "w+b")
         """The per-layer embeddings of each chunk, float32[layers, T, size]: 1.2 GB for E2B and 34,000 tokens."""
         self._most_rows, self._threads = max(map(len, chunks)), threads
         self._sources = {target.kv_source(index) for index in range(target.first_shared_layer, self.layers)}
@@ -105,6 +112,8 @@ class LayerInputs:
         self._state = ForwardState(self._most_rows, target.frequencies(), BITS["fp16"])
         self._state.set_window(target.window)
         self._pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim))
+        if done:
+            self._restore(done)
 
     @property
     def hidden(self) -> list[Float32Array]:
@@ -153,6 +162,36 @@ class LayerInputs:
                 chunk.shared[own] = keys[:units].copy(), values[:units].copy()
             after_chunk()
         self._files.release()
+
+    def save(self, done: int) -> None:
+        """Write the states behind the newest layer to the directory, for a process that goes on behind it.
+
+        Args:
+            done: number of layers that were run. The files of another number stay until `save` was called again, so
+                that an interrupt does no harm.
+        """
+        self._per_layer.flush()
+        os.fsync(self._per_layer.fileno())
+        if done - 1 in self._sources:
+            shared = zip(*(chunk.shared[done - 1] for chunk in self._chunks), strict=True)
+            for name, parts in zip(("keys", "values"), shared, strict=True):
+                _write(self._directory / f"{name}-{done - 1}.npy", parts)
+        for path in self._directory.glob("hidden-*.npy"):
+            if path != self._states(done - 1):
+                path.unlink()
+        _write(self._states(done), self.hidden)
+
+    def _restore(self, done: int) -> None:
+        for chunk, hidden in zip(self._chunks, np.load(self._states(done)), strict=True):
+            chunk.hidden[:] = hidden
+        for layer in self._sources:
+            if layer < done:
+                parts = [np.load(self._directory / f"{name}-{layer}.npy") for name in ("keys", "values")]
+                for chunk, keys, values in zip(self._chunks, *parts, strict=True):
+                    chunk.shared[layer] = keys, values
+
+    def _states(self, done: int) -> Path:
+        return self._directory / f"hidden-{done}.npy"
 
     def close(self) -> None:
         """End the threads, and unmap the bundle's files, which Windows does not delete before."""
@@ -227,6 +266,14 @@ class _NotingBuilder(PlanBuilder):
                 number, step = next(each for each in self._products if each[1].matrix in packed)
                 found.append((number, there, step))
         return sorted(found, key=lambda each: each[0])
+
+
+def _write(path: Path, arrays: Sequence[NDArray[Any]]) -> None:
+    """Write arrays of one shape as one, and wait until the disk has it."""
+    with path.open("wb") as file:
+        np.save(file, np.stack(arrays))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read(step: Project | Gated, rows: int) -> Float32Array:
