@@ -100,10 +100,11 @@ def results_text(files: list[Path]) -> str:
 def trained_text(files: list[Path]) -> str:
     """The same of a published model with a trained drafter."""
     records, facts = merge(files)
+    most = max(record.prompt for record in records) + 1
     commands = [
         "ondevice export FILE.gguf --drafter models/smollm2-drafter --out DIR",
-        f"python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf --turns {facts['turns']} "
-        f"--tokens {facts['tokens']} --json found.json",
+        f"python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf --limit {most} "
+        f"--turns {facts['turns']} --tokens {facts['tokens']} --json found.json",
         "python -m benchmarks.publish.real_text found.json --trained-drafter",
     ]
     block = "\n".join(["```", *commands, "```"])
@@ -118,12 +119,14 @@ def trained_sentences(results: str) -> str:
     auto = {(row["kind"], row["T"]): read_interval(row["auto"])[0] for row in kinds}
     lead, sampled_lead = (row["auto / llama.cpp"] for row in kinds if row["kind"] == "chat")
     greedy, sampled = (read_settings(results, TRAINED)[temperature]["auto"] for temperature in TEMPERATURES)
+    cpu = re.search(r"engine simd, \d+ threads, (.+?), (?:Linux|Darwin|Windows)", results.split(f"\n{TRAINED}\n")[1])
+    assert cpu, TRAINED
     return (
-        " On a published model of 135 M weights, SmolLM2-135M-Instruct, a drafter that this repository trained on a "
-        f"CPU makes chat {auto['chat', '0']:.1f} times as fast at temperature 0 and {auto['chat', '1']:.1f} times at "
-        f"1, code {auto['code', '0']:.1f} and {auto['code', '1']:.1f} times, and {greedy.prompts} prompts of seven "
-        f"kinds {greedy.speed_up:.1f} and {sampled.speed_up:.1f} times. For chat, that is {lead} and {sampled_lead} "
-        "times the fastest setting of llama.cpp on the same file."
+        f" On a published model of 135 M weights, SmolLM2-135M-Instruct, and an {cpu[1]}, `auto` with the drafter that "
+        f"this repository trained for it makes chat {auto['chat', '0']:.2f} times as fast at temperature 0 and "
+        f"{auto['chat', '1']:.2f} times at 1, code {auto['code', '0']:.2f} and {auto['code', '1']:.2f} times, and "
+        f"{greedy.prompts} prompts of seven kinds {greedy.speed_up:.2f} and {sampled.speed_up:.2f} times. For chat, "
+        f"that is {lead} and {sampled_lead} times the fastest setting of llama.cpp on the same file."
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,7 +60,6 @@ def unfinished_export(out: Path, key: str, note: Note) -> Iterator[UnfinishedExp
         UsageError: another process makes this export.
     """
     directory = _directory(out)
-    directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory, out):
         layers = _layers(directory, key)
         if layers:
@@ -83,19 +83,25 @@ def unfinished_export(out: Path, key: str, note: Note) -> Iterator[UnfinishedExp
 
 @contextmanager
 def _locked(directory: Path, out: Path) -> Iterator[None]:
-    """Hold the lock of a directory, and remove the directory if nothing else is in it at the end."""
-    handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    """Make a directory and hold its lock; it is removed if nothing else is in it at the end."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         if lock(handle) is False:
+            os.close(handle)
             raise UsageError(f"another process exports to {out} with --calibrate: wait for it, or choose another --out")
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                if [path.name for path in directory.iterdir()] == [_LOCK]:
-                    shutil.rmtree(directory)  # on Windows, which keeps the open file, the next export does
+        if (directory / _LOCK).exists():
+            break
+        os.close(handle)  # another process removed it before it was locked
+    try:
+        yield
     finally:
+        empty = [path.name for path in directory.iterdir()] == [_LOCK]
+        if empty and sys.platform != "win32":
+            shutil.rmtree(directory, ignore_errors=True)
         os.close(handle)
+        if empty and sys.platform == "win32":  # which keeps an open file
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove_unfinished(out: Path) -> None:
