@@ -143,7 +143,7 @@ def by_kind(table: Sequence[dict[str, str]]) -> Iterator[str]:
     kinds = list(dict.fromkeys(row["kind"] for row in table))
     found = {(row["kind"], row["T"]): (read_interval(row["auto"]), float(row["auto / llama.cpp"])) for row in table}
     most = max(high for (_, _, high), _ in found.values())
-    panel = Panel(44, 820, len(kinds), most * 1.1, top=HEIGHT + 30, height=170)
+    panel = Panel(44, 820, len(kinds), most * 1.1, top=HEIGHT + 44, height=170)
     ticks = [tick / 2 for tick in range(1, int(2 * most) + 1)]
     title = "A published model, SmolLM2-135M-Instruct, with a drafter trained for it: speed over plain decoding"
     yield from panel.frame(title, "", ticks)

@@ -115,18 +115,16 @@ def trained_sentences(results: str) -> str:
     """The README's sentences on a published model with a trained drafter; empty if it was not measured."""
     if f"\n{TRAINED}\n" not in results:
         return ""
-    *_, kinds = read_tables(results, TRAINED)[:3]
-    auto = {(row["kind"], row["T"]): read_interval(row["auto"])[0] for row in kinds}
-    lead, sampled_lead = (row["auto / llama.cpp"] for row in kinds if row["kind"] == "chat")
-    greedy, sampled = (read_settings(results, TRAINED)[temperature]["auto"] for temperature in TEMPERATURES)
+    found = read_settings(results, TRAINED)
+    greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
     cpu = re.search(r"engine simd, \d+ threads, (.+?), (?:Linux|Darwin|Windows)", results.split(f"\n{TRAINED}\n")[1])
     assert cpu, TRAINED
     return (
-        f" On a published model of 135 M weights, SmolLM2-135M-Instruct, and an {cpu[1]}, `auto` with the drafter that "
-        f"this repository trained for it makes chat {auto['chat', '0']:.2f} times as fast at temperature 0 and "
-        f"{auto['chat', '1']:.2f} times at 1, code {auto['code', '0']:.2f} and {auto['code', '1']:.2f} times, and "
-        f"{greedy.prompts} prompts of seven kinds {greedy.speed_up:.2f} and {sampled.speed_up:.2f} times. For chat, "
-        f"that is {lead} and {sampled_lead} times the fastest setting of llama.cpp on the same file."
+        " On a published model of 135 M weights, SmolLM2-135M-Instruct, `auto` with the drafter that this repository "
+        f"trained for it gives {greedy['auto'].speed_up:.2f} times plain decoding at temperature 0 and "
+        f"{sampled['auto'].speed_up:.2f} times at 1, over {greedy['auto'].prompts} prompts of seven kinds, on an "
+        f"{cpu[1]}. That is {over_llama(greedy):.1f} and {over_llama(sampled):.1f} times the fastest setting of "
+        "llama.cpp on the same file."
     )
 
 

@@ -120,8 +120,8 @@ def test_a_trained_drafter_has_a_section_two_sentences_and_a_panel(
         assert results.count("## A published model with a trained drafter") == 1
         assert "real_text DIR --instructions --gguf FILE.gguf --limit 2 --turns 3 --tokens 96" in results
         quoted = " ".join((copies / "README.md").read_text("utf-8").split())
-        assert "makes chat 5.00 times as fast at temperature 0 and 5.00 times at 1, code 5.00 and 5.00 times" in quoted
-        assert "4 prompts of seven kinds 5.00 and 5.00 times. For chat, that is 2.50 and 2.50 times" in quoted
+        assert "gives 5.00 times plain decoding at temperature 0 and 5.00 times at 1, over 4 prompts" in quoted
+        assert "That is 2.5 and 2.5 times the fastest setting of llama.cpp on the same file." in quoted
         assert picture.count('class="simd"') == before.count('class="simd"') + 2
         assert picture.startswith('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 626"')
     monkeypatch.setattr("sys.argv", ["published", "x", "--trained-drafter", "--other-cpu"])
