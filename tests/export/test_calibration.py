@@ -297,14 +297,26 @@ def test_another_export_begins_anew(tmp_path: Path, texts: tuple[Path, str], cal
     assert not directory.exists()
 
 
-def test_a_damaged_state_begins_anew(tmp_path: Path) -> None:
-    for content in ("{", "[]", '{"key": "k"}', '{"key": "k", "layers": "many"}'):
-        with pytest.raises(Ended), unfinished_export(tmp_path / "out", "k", lambda line: None) as first:
-            first.save(3)
-            raise Ended
-        (first.directory / "state.json").write_text(content)
-        with unfinished_export(tmp_path / "out", "k", lambda line: None) as second:
-            assert second.layers == 0
+@pytest.mark.parametrize(
+    ("content", "layers"),
+    [
+        ('{"key": "k", "layers": 3}', 3),
+        ('{"key": "other", "layers": 3}', 0),
+        ('{"key": "k", "layers": "many"}', 0),
+        ('{"key": "k"}', 0),
+        ("[]", 0),
+        ("{", 0),
+    ],
+)
+def test_only_an_intact_state_of_the_same_export_is_used(tmp_path: Path, content: str, layers: int) -> None:
+    directory = tmp_path / ".out.calibration"
+    directory.mkdir()
+    (directory / "state.json").write_text(content)
+    (directory / "hidden-3.npy").write_text("")
+    with unfinished_export(tmp_path / "out", "k", lambda line: None) as found:
+        assert found.layers == layers
+        assert (directory / "hidden-3.npy").exists() == (layers == 3)
+    assert not directory.exists()
 
 
 def test_one_process_at_a_time_calibrates_for_a_bundle(tmp_path: Path, texts: tuple[Path, str]) -> None:
