@@ -282,7 +282,8 @@ def with_speeds(
             if (name := _speed_name(each)) in known:
                 continue
             if each.by == "ondevice" and name not in runs:
-                bundle = export(source, directory / name[1], drafter="none", **FORMATS[name[1]])
+                plain = {option: value for option, value in FORMATS[each.format].items() if option != "calibrate"}
+                bundle = export(source, directory / name[1], drafter="none", **plain)
                 runs[name] = partial(_speed, stack.enter_context(ondevice.load(bundle, threads=threads)))
             elif each.by != "ondevice" and programs is not None:
                 gguf = quantize_llama(_as_f16(source, programs, directory), name[1], programs, directory)

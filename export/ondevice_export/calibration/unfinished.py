@@ -96,7 +96,7 @@ def _locked(directory: Path, out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        empty = [path.name for path in directory.iterdir()] == [_LOCK]
+        empty = directory.is_dir() and [path.name for path in directory.iterdir()] == [_LOCK]
         if empty and sys.platform != "win32":
             shutil.rmtree(directory, ignore_errors=True)
         os.close(handle)
