@@ -139,13 +139,17 @@ def test_three_pages_and_a_picture_are_written(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    turns: list[str] = []
+    turns, exported = list[str](), dict[str, dict[str, object]]()
 
     def run(model: str) -> float:
         turns.append(model)
-        return {"int4": 100.0, "Q4_0": 50.0}[model] + len(turns)
+        return {"int4": 100.0, "Q4_0": 50.0, "5 bits": 10.0}[model] + len(turns)
 
-    monkeypatch.setattr(formats, "export", lambda _source, place, **_options: place.name)
+    def export(source: Path, place: Path, **options: object) -> str:
+        exported[place.name] = options
+        return place.name
+
+    monkeypatch.setattr(formats, "export", export)
     # not `setattr`, whose undoing would leave the name, which the package looks up late, in the package
     monkeypatch.setitem(vars(ondevice), "load", lambda bundle, threads: nullcontext(bundle))
     monkeypatch.setattr(formats, "_speed", run)
@@ -154,11 +158,13 @@ def test_a_speed_is_the_median_of_rounds_in_turns(monkeypatch: pytest.MonkeyPatc
     known, *others = (replace(each, tokens_per_second=math.nan) for each in results())
     given = [known, replace(known, format="int4, calibrated"), *others]
     given[2] = results()[1]
+    given.append(replace(known, format="5 bits, calibrated"))
     found = with_speeds(Path("m.gguf"), given, tmp_path, tmp_path, 2)
-    assert turns == ["int4", "Q4_0"] * SPEED_ROUNDS
-    assert [each.tokens_per_second for each in found[:3]] == [105, 105, 200]  # the last one was known
+    assert turns == ["int4", "Q4_0", "5 bits"] * SPEED_ROUNDS
+    assert exported["5 bits"] == {"drafter": "none", "bits_per_weight": 5}  # calibration changes no speed
+    assert [each.tokens_per_second for each in found[:3]] == [107, 107, 200]  # the last one was known
     assert math.isnan(found[3].tokens_per_second)  # the file of another line
-    assert found[4].tokens_per_second == 56
+    assert [each.tokens_per_second for each in found[4:]] == [58, 19]
 
 
 class Flatter(ToyEngine):
