@@ -238,7 +238,8 @@ def quantize_llama(plain: Path, name: str, programs: Path, directory: Path) -> P
         make = partial(run_program, programs / "llama-imatrix", "-m", plain, *text, "-o")
         options += ["--imatrix", _made(directory / "imatrix.gguf", make)]
     program, kind = programs / "llama-quantize", name.partition(",")[0]
-    return _made(directory / f"{name}.gguf", lambda place: run_program(program, *options, plain, place, kind))
+    path = directory / f"{name.replace(',', ' with')}.gguf"  # llama-bench takes a comma for the end of a path
+    return _made(path, lambda place: run_program(program, *options, plain, place, kind))
 
 
 def _size(gguf: Path) -> tuple[int, float]:
