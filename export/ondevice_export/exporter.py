@@ -40,6 +40,8 @@ from ondevice_export.manifest import make_manifest, tool_versions
 from ondevice_export.text_files import copy_text_files
 
 _log = logging.getLogger(__name__)
+_INT8 = ExportOptions(quantize="int8")
+"""Options of the bundle through which the text of a calibration is run."""
 
 
 def export(
@@ -182,9 +184,6 @@ def _calibration(
         run_text(text, unfinished, partial(_write_int8, target, advance), advance, share) as calibration,
     ):
         yield calibration
-
-
-_INT8 = ExportOptions(quantize="int8")
 
 
 def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle:

@@ -147,11 +147,11 @@ class TextCalibration:
         """`advance` is called with parts of `share`, as chunks are run."""
         self.unfinished = unfinished
         self._run = run
-        self._after_chunk = partial(advance, round(share / (run.layers * len(run.hidden))))
+        per_chunk = round(share / (run.layers * len(run.hidden)))
+        self._after_chunk = partial(advance, per_chunk)
         self._begun = self._done = unfinished.layers
         """Layers that were complete at the beginning, and layers that the text has passed."""
-        for _ in range(self._done * len(run.hidden)):
-            self._after_chunk()
+        advance(per_chunk * self._done * len(run.hidden))
         self._held: dict[tuple[str, ...], list[Float32Array]] = {}
         self._moments: dict[str, Moments] = {}
         self._factors: dict[int, Factors] = {}

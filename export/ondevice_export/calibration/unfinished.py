@@ -66,19 +66,19 @@ def unfinished_export(out: Path, key: str, note: Note) -> Iterator[UnfinishedExp
             note(f"going on behind layer {layers}, which an export that was ended had reached")
         else:
             _clear(directory)
-        export = UnfinishedExport(directory, key, layers)
+        export, kept = UnfinishedExport(directory, key, layers), False
         try:
             yield export
         except Exception:
-            _clear(directory)
             raise
         except BaseException:
-            if export.layers:
+            kept = export.layers > 0
+            raise
+        finally:
+            if kept:
                 note(f"the same command goes on behind layer {export.layers}; {directory} is kept for it")
             else:
                 _clear(directory)
-            raise
-        _clear(directory)
 
 
 @contextmanager
