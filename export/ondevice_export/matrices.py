@@ -282,6 +282,11 @@ def _is_on_grid(weights: Float32Array, quantized: Quantized, form: WeightFormat)
     return error <= _ON_GRID * float(np.square(weights).sum())
 
 
+def is_trained_for(form: WeightFormat, rows: Float32Array) -> bool:
+    """Whether some rows of a matrix lie on the grid of a format, as after training for it."""
+    return _is_on_grid(rows, quantize(rows, form), form)
+
+
 def _packed(codes: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.uint8]:
     """Codes uint8[rows, width], one per byte, packed into bytes with the lowest bits first."""
     return codes[:, ::2] | np.left_shift(codes[:, 1::2], np.uint8(4)) if form.bits == 4 else codes

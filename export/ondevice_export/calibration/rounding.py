@@ -1,10 +1,12 @@
 """Rounding of a matrix that knows the second moments H of its inputs: least error of its outputs, not of its weights.
 
 For inputs x and the error e of a row of weights, the squared error of the output is e^T H e, summed over the tokens
-from which H was taken. Two steps reduce it. The scale of each block of 32 is searched for, with errors weighted by what
-the later columns cannot make up for. And the columns are rounded one after the other, each with the errors of those
-before it carried to the columns that are left (GPTQ, Frantar et al. 2022): with R upper triangular and H^-1 = R^T R,
-the error e_j of column j changes column k by -e_j R_jk / R_jj.
+from which H was taken. Three steps reduce it. Columns that multiply large inputs are made larger, and their inputs
+smaller, so that they are rounded finer among the weights with which they share a scale (AWQ, Lin et al. 2023). The
+scale of each block of 32 is searched for, with errors weighted by what the later columns cannot make up for. And the
+columns are rounded one after the other, each with the errors of those before it carried to the columns that are left
+(GPTQ, Frantar et al. 2022): with R upper triangular and H^-1 = R^T R, the error e_j of column j changes column k by
+-e_j R_jk / R_jj.
 
 A `Grid` says which weights a block can hold, so that one search and one feedback serve all formats. Rows are
 independent of each other, so that a matrix is rounded in chunks of rows.
@@ -43,6 +45,9 @@ MAX_TOGETHER = 2048
 STRIP = 256
 """Rows of a block of moments that are multiplied together, so that little is computed twice."""
 
+RESCALING = 0.25
+"""Power of the inputs' magnitudes in `column_factors`."""
+
 DAMPING = 0.01
 """Share of the mean of H's diagonal that is added to it, so that inputs that the text never uses keep their weights."""
 
@@ -73,6 +78,12 @@ class Moments:
                 block[strip, first:] += part[:, strip].T @ part[:, first:]
             start += len(block)
 
+    def divided(self, factors: Float32Array) -> Moments:
+        """The moments of the inputs divided by factors, float32[width]."""
+        bounds = np.cumsum([len(block) for block in self.blocks])[:-1]
+        parts = np.split(factors, bounds)
+        return Moments(tuple(block / np.outer(part, part) for block, part in zip(self.blocks, parts, strict=True)))
+
 
 def symmetric(block: NDArray[np.float32]) -> NDArray[np.float32]:
     """A block of moments with its lower triangle."""
@@ -92,6 +103,17 @@ class Grid(NamedTuple):
     def of(cls, form: WeightFormat) -> Grid:
         """The grid of a weight format in blocks of 32."""
         return cls(form.levels, NEAREST if form.table else NEAREST[:0], form.affine)
+
+
+def column_factors(moments: Moments) -> Float32Array:
+    """Factors for the columns of matrices that multiply the same inputs, float32[width], with a geometric mean of 1.
+
+    They are the root mean squares of the inputs to the power `RESCALING`. AWQ searches for a power for each input.
+    """
+    squares = np.concatenate([np.diagonal(block) for block in moments.blocks]).astype(np.float64)
+    squares += max(DAMPING * float(squares.mean()), 1e-30)
+    logarithms: Float64Array = RESCALING / 2 * np.log(squares)
+    return np.asarray(np.exp(logarithms - logarithms.mean()), np.float32)
 
 
 def feedback(moments: Moments, damping: float = DAMPING) -> Factors:

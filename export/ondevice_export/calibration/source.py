@@ -25,7 +25,7 @@ from ondevice.machine import default_threads
 from ondevice.progress import Advance
 from ondevice.text.prompt_file import read_text
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.calibration.rounding import DAMPING, Factors, Moments, feedback
+from ondevice_export.calibration.rounding import DAMPING, Factors, Moments, column_factors, feedback
 from ondevice_export.calibration.unfinished import UnfinishedExport
 from ondevice_export.checkpoint.source import GGUF
 from ondevice_export.gguf.architectures import MATRICES
@@ -71,6 +71,17 @@ class FactorSource(Protocol):
         Args:
             finish: waits until the matrices before this one are on the disk. It is called before a layer takes all
                 cores, at whose barriers the engine's threads would wait for rounding.
+        """
+        ...
+
+    def rescale(self, names: Sequence[str], finish: Callable[[], None]) -> Float32Array | None:
+        """Factors for the columns of all matrices of a layer that multiply one input, None if it is not known.
+
+        From then on `factors` takes it that the columns are multiplied by them, and the input divided.
+
+        Args:
+            names: the matrices' names in the checkpoint.
+            finish: as for `factors`.
         """
         ...
 
@@ -157,22 +168,10 @@ class TextCalibration:
         self._factors: dict[int, Factors] = {}
 
     def factors(self, name: str, finish: Callable[[], None]) -> Factors | None:
-        layer, inner = _layer_of(name), name.removesuffix(".weight")
-        if layer is not None:
-            inner = _inner_name(inner, layer)
-        elif inner.endswith(self._run.head):
-            layer, inner = self._run.layers, self._run.head
-        else:
+        layer, inner = self._place(name)
+        if layer is None:
             return None
-        while self._done <= layer:
-            finish()
-            if self._done > self._begun:
-                self._run.save(self._done)
-                self.unfinished.save(self._done)
-            self._moments, self._factors = {}, {}
-            self._run.run(self._done, self._hold, self._after_chunk)
-            self._add_held()
-            self._done += 1
+        self._pass(layer, finish)
         moments = self._moments.get(inner)
         if moments is None:
             return None
@@ -182,9 +181,41 @@ class TextCalibration:
             known = self._factors[id(moments)] = feedback(moments, damping)
         return known
 
+    def rescale(self, names: Sequence[str], finish: Callable[[], None]) -> Float32Array | None:
+        layer, inner = self._place(names[0])
+        if layer is None:
+            return None
+        self._pass(layer, finish)
+        moments = self._moments.get(inner)
+        if moments is None:
+            return None
+        factors = column_factors(moments)
+        self._moments.update(dict.fromkeys([self._place(name)[1] for name in names], moments.divided(factors)))
+        return factors
+
     def is_written(self, name: str) -> bool:
         layer = _layer_of(name)
         return layer is not None and layer < self._begun
+
+    def _place(self, name: str) -> tuple[int | None, str]:
+        """A matrix's layer, behind all layers for the head, and its name within it; None if its inputs are not run."""
+        layer, inner = _layer_of(name), name.removesuffix(".weight")
+        if layer is not None:
+            return layer, _inner_name(inner, layer)
+        is_head = inner.endswith(self._run.head)
+        return (self._run.layers, self._run.head) if is_head else (None, inner)
+
+    def _pass(self, layer: int, finish: Callable[[], None]) -> None:
+        """Run the text through the layers up to `layer`, and keep the moments of that one."""
+        while self._done <= layer:
+            finish()
+            if self._done > self._begun:
+                self._run.save(self._done)
+                self.unfinished.save(self._done)
+            self._moments, self._factors = {}, {}
+            self._run.run(self._done, self._hold, self._after_chunk)
+            self._add_held()
+            self._done += 1
 
     def _hold(self, names: Sequence[str], inputs: Float32Array) -> None:
         held = self._held.setdefault(tuple(names), [])
@@ -216,11 +247,30 @@ class ImportanceMatrix:
         if self._file.metadata.get("general.type") != "imatrix":
             self._file.close()
             raise CheckpointError(f"{path} is no importance matrix: --calibrate takes one of llama-imatrix, or a text")
+        self._columns: dict[str, Float32Array] = {}
 
     def close(self) -> None:
         self._file.close()
 
     def factors(self, name: str, finish: Callable[[], None] = lambda: None) -> Factors | None:
+        moments = self._moments(name)
+        if moments is None:
+            return None
+        columns = self._columns.get(name)
+        return feedback(moments if columns is None else moments.divided(columns))
+
+    def rescale(self, names: Sequence[str], finish: Callable[[], None] = lambda: None) -> Float32Array | None:
+        moments = self._moments(names[0])
+        if moments is None:
+            return None
+        factors = column_factors(moments)
+        self._columns.update(dict.fromkeys(names, factors))
+        return factors
+
+    def is_written(self, name: str) -> bool:
+        return False
+
+    def _moments(self, name: str) -> Moments | None:
         layer = _layer_of(name)
         place = None if layer is None else MATRICES.get(_inner_name(name, layer))
         entry = self._file.entries.get(f"blk.{layer}.{place}.in_sum2")
@@ -229,10 +279,7 @@ class ImportanceMatrix:
         sums = to_float32(self._file.read_rows(entry, 0, entry.rows), entry.kind).sum(0)  # over experts
         if not (np.isfinite(sums).all() and (sums >= 0).all() and len(sums) % BLOCK == 0):
             raise CheckpointError(f"{self._file.path}: {entry.name} holds no sums of squares: download it again")
-        return feedback(Moments(tuple(np.diag(part) for part in sums.reshape(-1, BLOCK))))
-
-    def is_written(self, name: str) -> bool:
-        return False
+        return Moments(tuple(np.diag(part) for part in sums.reshape(-1, BLOCK)))
 
 
 def _inner_name(name: str, layer: int) -> str:

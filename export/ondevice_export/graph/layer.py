@@ -14,6 +14,13 @@ from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear, product
 from ondevice_export.graph.weights import Module
 
+READERS = {
+    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "feed_forward": ("mlp.gate_proj", "mlp.up_proj"),
+    "layer_embedding": ("per_layer_input_gate",),
+}
+"""Type of a block -> the modules that read the output of the norm before it."""
+
 
 def decoder_layer(
     module: Module,
@@ -34,7 +41,7 @@ def decoder_layer(
     builder = module.builder
     for block in layer.blocks:
         before, after = NORMS[block.body.type]
-        x = module.norm(hidden, before) if block.norm_in else hidden
+        x = module.norm(hidden, before, READERS[block.body.type]) if block.norm_in else hidden
         if isinstance(block.body, Attention):
             out = attend(module.at("self_attn."), block.body, x)
         elif isinstance(block.body, FeedForward):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,9 +28,18 @@ from ondevice_export.export_options import Formats
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
-from ondevice_export.matrices import BlockReader, LateFactors, MatrixWriter, RowReader, StoredMatrix
+from ondevice_export.matrices import (
+    BlockReader,
+    LateFactors,
+    MatrixWriter,
+    RowReader,
+    StoredMatrix,
+    is_trained_for,
+)
 
 _PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
+_LOOKED_AT = 64
+"""Rows of a matrix that tell whether it was trained for a grid."""
 
 
 class Weights:
@@ -68,6 +78,8 @@ class Weights:
         self._file = file
         self._writer = writer
         self._source = source
+        self._columns: dict[str, npt.NDArray[np.float32]] = {}
+        """Matrices by their names in the checkpoint -> factors of their columns: see `rescale`."""
 
     def full_name(self, name: str) -> str:
         """The name of a tensor in the checkpoint."""
@@ -89,12 +101,41 @@ class Weights:
             raise CheckpointError(f"{name} does not name {count} of {vocab_size} tokens once each")
         return ids
 
+    def rescale(self, norm: npt.NDArray[np.float32], readers: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Multiply the columns of matrices, and divide the weights of the norm that they read, if calibration says so.
+
+        Weights that were trained for the grid of their format are left alone.
+
+        Args:
+            norm: the norm's weights.
+            readers: all matrices that multiply its output, and possibly some that the checkpoint does not have. They
+                are multiplied when they are stored.
+
+        Returns:
+            The norm's new weights.
+        """
+        names = [name for name in map(self.full_name, readers) if name in self.checkpoint]
+        if self._calibration is None or not names or self._calibration.is_written(names[0]):
+            return norm
+        forms = {name: self.formats.of(self.checkpoint, name, self.formats.layers) for name in names}
+        rounded = [name for name, form in forms.items() if form.bits == 4]
+        heads = ((forms[name], self.checkpoint.rows(name, 0, min(_LOOKED_AT, self.checkpoint.shape(name)[0])))
+                 for name in rounded)  # fmt: skip
+        if not rounded or any(is_trained_for(form, rows) for form, rows in heads):
+            return norm
+        factors = self._calibration.rescale(names, self._complete)
+        if factors is None or factors.shape != norm.shape:
+            return norm
+        self._columns.update(dict.fromkeys(names, factors))
+        return norm / factors
+
     def array(
         self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None
     ) -> ir.Value:
         """Store a small float32 or int64 array; `shape` is its shape in the graph if that differs from the array's."""
         region = self._file.reserve(values.nbytes)
-        self._file.write(region, 0, values)
+        if self._calibration is None or not self._calibration.is_written(name):
+            self._file.write(region, 0, values)
         self._list(name, Tensor(values.shape, _PLAIN[values.dtype.name], region.offset, region.nbytes))
         return builder.external(name, region, ir.DataType.from_numpy(values.dtype), shape or values.shape)
 
@@ -108,7 +149,7 @@ class Weights:
         source = self.full_name(name)
         if self._modules is None:
             *leading, width = shape = self.checkpoint.shape(source)
-            reader = rows or partial(self.checkpoint.rows, source)
+            reader = rows or partial(self._rows, source)
             size = math.prod(leading), width
             blocks = self._kept_blocks(source) if rows is None else None
             if blocks is None:
@@ -142,6 +183,11 @@ class Weights:
             found = partial(self._calibration.factors, source, self._complete)
             factors = found if name in {EMBEDDING, HEAD} else found()
         return self._writer.add(self._file, source, size, form, rows, half_scales=half_scales, factors=factors)
+
+    def _rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows of a matrix of the checkpoint, rescaled."""
+        rows, factors = self.checkpoint.rows(name, start, stop), self._columns.get(name)
+        return rows if factors is None else rows * factors
 
     def _complete(self) -> None:
         """Wait until all matrices that were added are on the disk."""
@@ -209,9 +255,13 @@ class Module:
         """`x @ weight.T`: [T, width] -> [T, rows]."""
         return linear(self.builder, x, self.matrix(f"{name}.weight"))
 
-    def norm(self, x: ir.Value, name: str) -> ir.Value:
-        """`rms_norm` of `x` with the weight of this name."""
-        return self.rms_norm(x, self.vector(f"{name}.weight"))
+    def norm(self, x: ir.Value, name: str, readers: Sequence[str] = ()) -> ir.Value:
+        """`rms_norm` of `x` with the weight of this name.
+
+        `readers` are the modules that read its output, if nothing else does: they may be rescaled with the norm.
+        """
+        weight = self.weights.rescale(self.read(f"{name}.weight"), [f"{self.prefix}{each}.weight" for each in readers])
+        return self.rms_norm(x, self.array(f"{name}.weight", weight))
 
     def rms_norm(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """`x * (mean(x**2) + eps)**-0.5 * weight` over the last axis (Gemma4RMSNorm)."""
