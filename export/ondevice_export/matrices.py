@@ -269,22 +269,22 @@ def _write_rows(  # noqa: PLR0917
     quantized = quantize(weights, stored.format)
     if not quantized.finite:
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
-    if factors is not None and not _is_on_grid(weights, quantized, stored.format):
+    if factors is not None and not _is_exact(weights, quantized, stored.format):
         codes, scales, minimums = round_rows(weights, Grid.of(stored.format), factors)
         quantized = Quantized(_packed(codes, stored.format), scales, minimums, finite=True)
     _write_quantized(file, stored, quantized, start)
     return weights.size
 
 
-def _is_on_grid(weights: Float32Array, quantized: Quantized, form: WeightFormat) -> bool:
-    """Whether rounding weight by weight changes nothing but the last bits of bfloat16, as after training for a grid."""
+def is_on_grid(weights: Float32Array, form: WeightFormat) -> bool:
+    """Whether a format can hold rows of weights but for the last bits of bfloat16, as after training for its grid."""
+    return _is_exact(weights, quantize(weights, form), form)
+
+
+def _is_exact(weights: Float32Array, quantized: Quantized, form: WeightFormat) -> bool:
+    """Whether rounding weight by weight changes nothing but the last bits of bfloat16."""
     error = float(np.square(weights - dequantize(quantized, form)).sum())
     return error <= _ON_GRID * float(np.square(weights).sum())
-
-
-def is_trained_for(form: WeightFormat, rows: Float32Array) -> bool:
-    """Whether some rows of a matrix lie on the grid of a format, as after training for it."""
-    return _is_on_grid(rows, quantize(rows, form), form)
 
 
 def _packed(codes: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.uint8]:

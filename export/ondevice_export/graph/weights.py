@@ -34,7 +34,7 @@ from ondevice_export.matrices import (
     MatrixWriter,
     RowReader,
     StoredMatrix,
-    is_trained_for,
+    is_on_grid,
 )
 
 _PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
@@ -102,9 +102,9 @@ class Weights:
         return ids
 
     def rescale(self, norm: npt.NDArray[np.float32], readers: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Multiply the columns of matrices, and divide the weights of the norm that they read, if calibration says so.
+        """Multiply the columns of matrices, and divide the weights of the norm before them, by `FactorSource.rescale`.
 
-        Weights that were trained for the grid of their format are left alone.
+        Matrices that were trained for the grid of their format would leave it: with one of them, nothing is changed.
 
         Args:
             norm: the norm's weights.
@@ -117,15 +117,13 @@ class Weights:
         names = [name for name in map(self.full_name, readers) if name in self.checkpoint]
         if self._calibration is None or not names or self._calibration.is_written(names[0]):
             return norm
-        forms = {name: self.formats.of(self.checkpoint, name, self.formats.layers) for name in names}
-        rounded = [name for name, form in forms.items() if form.bits == 4]
-        heads = ((forms[name], self.checkpoint.rows(name, 0, min(_LOOKED_AT, self.checkpoint.shape(name)[0])))
-                 for name in rounded)  # fmt: skip
-        if not rounded or any(is_trained_for(form, rows) for form, rows in heads):
+        formats = {name: self.formats.of(self.checkpoint, name, self.formats.layers) for name in names}
+        rounded = {name: form for name, form in formats.items() if form.bits == 4}
+        if not rounded or any(self._is_trained_for(form, name) for name, form in rounded.items()):
             return norm
         factors = self._calibration.rescale(names, self._complete)
         if factors is None or factors.shape != norm.shape:
-            return norm
+            return norm  # an importance matrix of another model is an error when a matrix is rounded
         self._columns.update(dict.fromkeys(names, factors))
         return norm / factors
 
@@ -183,6 +181,10 @@ class Weights:
             found = partial(self._calibration.factors, source, self._complete)
             factors = found if name in {EMBEDDING, HEAD} else found()
         return self._writer.add(self._file, source, size, form, rows, half_scales=half_scales, factors=factors)
+
+    def _is_trained_for(self, form: WeightFormat, name: str) -> bool:
+        """Whether the first rows of a matrix of the checkpoint lie on the grid of a format."""
+        return is_on_grid(self.checkpoint.rows(name, 0, min(_LOOKED_AT, self.checkpoint.shape(name)[0])), form)
 
     def _rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Rows of a matrix of the checkpoint, rescaled."""
