@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.command import command_line
 from benchmarks.drafts.real_text import HUMAN_EVAL
-from benchmarks.drafts.real_text_tables import DRAFT_MODEL, LLAMA, TEMPERATURES, merge, report
+from benchmarks.drafts.real_text_tables import DRAFT_MODEL, LLAMA, TEMPERATURES, Record, merge, report
 from benchmarks.publish import pages
 from benchmarks.publish.pages import (
     LLAMA_LENGTHS,
@@ -78,7 +79,6 @@ def read_settings(results: str, heading: str = REAL_TEXT) -> Found:
 def results_text(files: list[Path]) -> str:
     """The command, the tables and the conditions of JSON files, for the page on real text."""
     records, facts = merge(files)
-    most = max(record.prompt for record in records) + 1
     names = (re.fullmatch(rf"{LLAMA}mtp (\d+)", record.setting) for record in records)
     drafts = " ".join(dict.fromkeys(name[1] for name in names if name))
     has_draft_model = any(record.setting == DRAFT_MODEL for record in records)
@@ -88,8 +88,7 @@ def results_text(files: list[Path]) -> str:
     commands = [
         f"python -m benchmarks.bundles.widened DIR --head-bits 4 {draft_model}".rstrip(),
         "python -m benchmarks.bundles.gguf_files widened target.gguf --drafter drafter.gguf --head-bits 4",
-        f"python -m benchmarks.drafts.real_text DIR {human_eval}--limit {most} "
-        f"--turns {facts['turns']} --tokens {facts['tokens']} {settings}\\",
+        f"python -m benchmarks.drafts.real_text DIR {human_eval}{_sizes(records, facts)} {settings}\\",
         f"    {draft_model}--gguf target.gguf --mtp-gguf drafter.gguf --mtp-drafts {drafts} --json found.json",
         "python -m benchmarks.publish.real_text found.json",
     ]
@@ -100,15 +99,20 @@ def results_text(files: list[Path]) -> str:
 def trained_text(files: list[Path]) -> str:
     """The same of a published model with a trained drafter."""
     records, facts = merge(files)
-    most = max(record.prompt for record in records) + 1
     commands = [
         "ondevice export FILE.gguf --drafter models/smollm2-drafter --out DIR",
-        f"python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf --limit {most} "
-        f"--turns {facts['turns']} --tokens {facts['tokens']} --json found.json",
+        f"python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf {_sizes(records, facts)} "
+        "--json found.json",
         "python -m benchmarks.publish.real_text found.json --trained-drafter",
     ]
     block = "\n".join(["```", *commands, "```"])
     return f"{block}\n\n{report(records, facts)}\n"
+
+
+def _sizes(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
+    """The options of a run that say how much was measured."""
+    most = max(record.prompt for record in records) + 1
+    return f"--limit {most} --turns {facts['turns']} --tokens {facts['tokens']}"
 
 
 def trained_sentences(results: str) -> str:
