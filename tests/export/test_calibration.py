@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, WeightFormat
 from ondevice.engines.ort import OrtEngine
+from ondevice.engines.simd.layer_inputs import LayerInputs, Show
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import CheckpointError, PromptError, UsageError
 from ondevice.quality import measure
@@ -392,6 +393,19 @@ def test_a_model_that_simd_cannot_run_needs_an_importance_matrix(
     monkeypatch.setattr(source, "LayerInputs", refuse)
     with pytest.raises(UsageError, match=r"this model \(a head of 80 numbers .* importance matrix"):
         export(REFERENCE / "target", tmp_path / "out", quantize="int4", drafter="none", calibrate=str(texts[0]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_states_that_are_not_finite_are_an_error(
+    tmp_path: Path, texts: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    def run(self: LayerInputs, index: int, show: Show, after_chunk: object) -> None:
+        show(["self_attn.q_proj"], np.full((3, 192), value if index == 2 else 1.0, np.float32))
+
+    monkeypatch.setattr(LayerInputs, "run", run)
+    with pytest.raises(CheckpointError, match="NaN or infinite in layer 2: the weights are damaged"):
+        calibrated(tmp_path / "out", texts[0], 2, [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_texts_are_different() -> None:

@@ -45,6 +45,8 @@ TABLE_DAMPING = 0.1
 it is. KL divergences with the table in 4 bits, for 0.01, 0.1, 0.3 and 1: SmolLM2-135M 0.0150, 0.0155, 0.0164, 0.0183;
 the reference pair 0.0296, 0.0277, 0.0266, 0.0256; Gemma 3 270M 0.0380 for 0.01 and 0.0385 for 1."""
 
+DAMAGED = "the weights are damaged, or too large for --calibrate"
+
 TEXT = Path(__file__).with_name("text.txt")
 """The text that is run by default, some 34,000 tokens: pages and code of this project, under its licence,
 Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the public domain. None of it is in
@@ -86,7 +88,7 @@ class FactorSource(Protocol):
         ...
 
     def is_written(self, name: str) -> bool:
-        """Whether an export that was ended has written this matrix."""
+        """Whether an export that was ended has written this tensor."""
         ...
 
 
@@ -215,6 +217,8 @@ class TextCalibration:
             self._moments, self._factors = {}, {}
             self._run.run(self._done, self._hold, self._after_chunk)
             self._add_held()
+            if not all(np.isfinite(block).all() for each in self._moments.values() for block in each.blocks):
+                raise CheckpointError(f"the text has states that are NaN or infinite in layer {self._done}: {DAMAGED}")
             self._done += 1
 
     def _hold(self, names: Sequence[str], inputs: Float32Array) -> None:
