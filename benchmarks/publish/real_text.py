@@ -140,7 +140,8 @@ def lengths_sentence(results: str) -> str:
     greedy, sampled = (f"{over_llama(found[temperature]):.1f}" for temperature in TEMPERATURES)
     return (
         f" On a third CPU, with AVX2 alone, `ondevice` was {greedy} and {sampled} times as fast as the best of all of "
-        "llama.cpp's settings, among them MTP drafts of 1 to 8 tokens, fixed, ended by probability, and sampled."
+        "llama.cpp's settings, among them MTP drafts of 1 to 8 tokens, fixed, ended by probability, and sampled, over "
+        f"{found[TEMPERATURES[0]]['auto'].prompts} prompts."
     )
 
 

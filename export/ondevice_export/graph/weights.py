@@ -114,8 +114,10 @@ class Weights:
         Returns:
             The norm's new weights.
         """
+        if self._calibration is None:
+            return norm
         names = [name for name in map(self.full_name, readers) if name in self.checkpoint]
-        if self._calibration is None or not names or self._calibration.is_written(names[0]):
+        if not names or self._calibration.is_written(names[0]):
             return norm
         formats = {name: self.formats.of(self.checkpoint, name, self.formats.layers) for name in names}
         rounded = {name: form for name, form in formats.items() if form.bits == 4}
