@@ -6,6 +6,7 @@ the lines `<!-- measured -->` and `<!-- /measured -->` is written by a command o
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def read_tables(results: str, heading: str) -> list[list[dict[str, str]]]:
 
 
 def read_interval(cell: str) -> tuple[float, float, float]:
-    """Mean and ends of a cell such as `1.52 [1.31, 1.75]`; the mean three times without an interval."""
-    numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
+    """Mean and ends of a cell such as `1.52 [1.31, 1.75]`; the mean alone stands for all three, NaN for no number."""
+    numbers = [float(number) for number in re.findall(r"[\d.]+", cell)] or [math.nan]
     mean, low, high = numbers if len(numbers) == 3 else 3 * numbers
     return mean, low, high
 

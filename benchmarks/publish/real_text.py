@@ -13,6 +13,7 @@ and `<!-- /measured -->` is replaced.
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from benchmarks.publish.pages import (
     read_tables,
 )
 from benchmarks.publish.picture import draw
+from ondevice.cli.bench.measure import SCENARIOS
 from ondevice.cli.bench.tables import table
 
 WIDTH = 124
@@ -45,7 +47,7 @@ class Setting:
     """A setting's line in a table of results: means over prompts.
 
     speed_up : relative to plain decoding of ondevice
-    varied : the same, over the prompts whose greedy reply does not repeat itself
+    varied : the same, over the prompts whose greedy reply does not repeat itself; NaN if there are none
     prompts : number of them
     """
 
@@ -85,10 +87,12 @@ def results_text(files: list[Path]) -> str:
     draft_model = "--draft-model DRAFT " if has_draft_model else ""
     human_eval = "--human-eval humaneval.jsonl " if any(record.kind == HUMAN_EVAL for record in records) else ""
     settings = f"--settings {' '.join(facts['settings'])} " if facts.get("settings") else ""
+    kinds = list(dict.fromkeys(record.kind for record in records))
+    chosen = "" if set(SCENARIOS) <= set(kinds) else f"--kinds {shlex.join(kinds)} "
     commands = [
         f"python -m benchmarks.bundles.widened DIR --head-bits 4 {draft_model}".rstrip(),
         "python -m benchmarks.bundles.gguf_files widened target.gguf --drafter drafter.gguf --head-bits 4",
-        f"python -m benchmarks.drafts.real_text DIR {human_eval}{_sizes(records, facts)} {settings}\\",
+        f"python -m benchmarks.drafts.real_text DIR {human_eval}{chosen}{_sizes(records, facts)} {settings}\\",
         f"    {draft_model}--gguf target.gguf --mtp-gguf drafter.gguf --mtp-drafts {drafts} --json found.json",
         "python -m benchmarks.publish.real_text found.json",
     ]

@@ -1,3 +1,4 @@
+import math
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -77,5 +78,6 @@ def test_tables_and_cells():
     assert [len(table) for table in read_tables(SMALL, REAL_TEXT)] == [7, 7]
     assert read_interval("1.52 [1.31, 1.75]") == (1.52, 1.31, 1.75)
     assert read_interval("1.52") == (1.52, 1.52, 1.52)
+    assert all(map(math.isnan, read_interval("-")))
     with pytest.raises(SystemExit, match="has a table below '## Nothing'"):
         read_tables(SMALL, "## Nothing")

@@ -81,6 +81,7 @@ def test_one_command_writes_tables_sentences_and_picture(copies: Path, monkeypat
     results = (copies / "results" / "real-text.md").read_text("utf-8")
     assert "--limit 2 --turns 3 --tokens 96" in results
     assert "--mtp-drafts 3 " in results
+    assert "--kinds chat --limit 2" in results
     quoted = " ".join((copies / "README.md").read_text("utf-8").split())
     assert "Over 2 prompts, `ondevice` with drafts decodes 5.0 times as fast" in quoted
     assert "That is 2.5 and 2.5 times the fastest setting of llama.cpp" in quoted
