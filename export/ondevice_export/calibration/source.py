@@ -45,8 +45,6 @@ TABLE_DAMPING = 0.1
 it is. KL divergences with the table in 4 bits, for 0.01, 0.1, 0.3 and 1: SmolLM2-135M 0.0150, 0.0155, 0.0164, 0.0183;
 the reference pair 0.0296, 0.0277, 0.0266, 0.0256; Gemma 3 270M 0.0380 for 0.01 and 0.0385 for 1."""
 
-DAMAGED = "the weights are damaged, or too large for --calibrate"
-
 TEXT = Path(__file__).with_name("text.txt")
 """The text that is run by default, some 34,000 tokens: pages and code of this project, under its licence,
 Apache-2.0, and two stories by Arthur Conan Doyle (1891, 1892), which are in the public domain. None of it is in
@@ -170,25 +168,17 @@ class TextCalibration:
         self._factors: dict[int, Factors] = {}
 
     def factors(self, name: str, finish: Callable[[], None]) -> Factors | None:
-        layer, inner = self._place(name)
-        if layer is None:
-            return None
-        self._pass(layer, finish)
-        moments = self._moments.get(inner)
+        moments = self._moments_of(name, finish)
         if moments is None:
             return None
         known = self._factors.get(id(moments))
         if known is None:
-            damping = TABLE_DAMPING if f"{inner}.weight" == EMBEDDING else DAMPING
+            damping = TABLE_DAMPING if f"{self._place(name)[1]}.weight" == EMBEDDING else DAMPING
             known = self._factors[id(moments)] = feedback(moments, damping)
         return known
 
     def rescale(self, names: Sequence[str], finish: Callable[[], None]) -> Float32Array | None:
-        layer, inner = self._place(names[0])
-        if layer is None:
-            return None
-        self._pass(layer, finish)
-        moments = self._moments.get(inner)
+        moments = self._moments_of(names[0], finish)
         if moments is None:
             return None
         factors = column_factors(moments)
@@ -207,8 +197,11 @@ class TextCalibration:
         is_head = inner.endswith(self._run.head)
         return (self._run.layers, self._run.head) if is_head else (None, inner)
 
-    def _pass(self, layer: int, finish: Callable[[], None]) -> None:
-        """Run the text through the layers up to `layer`, and keep the moments of that one."""
+    def _moments_of(self, name: str, finish: Callable[[], None]) -> Moments | None:
+        """The moments of a matrix's inputs. The text is run up to its layer, of which all moments are kept."""
+        layer, inner = self._place(name)
+        if layer is None:
+            return None
         while self._done <= layer:
             finish()
             if self._done > self._begun:
@@ -217,9 +210,14 @@ class TextCalibration:
             self._moments, self._factors = {}, {}
             self._run.run(self._done, self._hold, self._after_chunk)
             self._add_held()
-            if not all(np.isfinite(block).all() for each in self._moments.values() for block in each.blocks):
-                raise CheckpointError(f"the text has states that are NaN or infinite in layer {self._done}: {DAMAGED}")
+            sums = [np.diagonal(block) for moments in self._moments.values() for block in moments.blocks]
+            if not all(np.isfinite(squares).all() for squares in sums):
+                raise CheckpointError(
+                    f"the text has states that are NaN or infinite in layer {self._done}: "
+                    "the weights are damaged, or too large for --calibrate"
+                )
             self._done += 1
+        return self._moments.get(inner)
 
     def _hold(self, names: Sequence[str], inputs: Float32Array) -> None:
         held = self._held.setdefault(tuple(names), [])
