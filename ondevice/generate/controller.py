@@ -49,6 +49,9 @@ MAX_ASKING = 4.0
 REFRESH = 128
 """Rounds with a draft after which `auto` runs one without, so that the cost of a single row stays known."""
 
+MEASURED_FORWARDS = 4
+"""Forwards of such a round, where the engine runs several in one call, as plain decoding does: see `Continuation`."""
+
 SPEED_KEEP = 0.95
 """Weight of earlier rounds in the speed that drafts are judged by, after a new one; remembers about 20."""
 
@@ -91,11 +94,13 @@ class Controller:
         self._since_plain = 0
         """Rounds with a draft since the last one without."""
         self._rest = 0
-        """Rounds to come in which no drafter is asked; the credits already contain their share of the time."""
+        """Forwards to come before which no drafter is asked; the credits already contain their share of the time."""
         self._income = 0.0
         """Plain rounds that each of these adds to a drafter's credit."""
         self._resting = False
         """Whether this round is one of them."""
+        self._measuring = False
+        """Whether this round measures plain decoding."""
         self._asked: list[str] = []
         """The drafters asked in this round."""
         self._chosen: str | None = None
@@ -115,7 +120,7 @@ class Controller:
         nothing, also on models whose forward takes a fraction of a millisecond.
         """
         chosen: list[Drafter] = []
-        self._resting = self._rest > 0
+        self._resting, self._measuring = self._rest > 0, False
         if self._resting:
             self._rest -= 1
         else:
@@ -127,6 +132,12 @@ class Controller:
                     self._credit[drafter.name] += self._rest * self._income
         self._asked, self._chosen = [drafter.name for drafter in chosen], None
         return chosen
+
+    def plain_forwards(self) -> int:
+        """The number of forwards, this round's included, that have no draft. Called after `asked` and `plan`."""
+        if self._resting:
+            return 1 + self._rest
+        return MEASURED_FORWARDS if self._measuring else 1
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         """Plan the next round.
@@ -144,8 +155,11 @@ class Controller:
             other_rows: rows that other sequences will have in the same forward, as far as is known.
         """
         limit = min(limit, self.most)
-        if limit < 1 or self._since_plain >= self._refresh(other_rows):
-            return MEASURING if limit else NO_ROOM
+        if limit < 1:
+            return NO_ROOM
+        if self._since_plain >= self._refresh(other_rows):
+            self._measuring = True
+            return MEASURING
         rows = self.costs.forwards(limit + 1, other_rows)
         speed = self.speed()
         offers = self._offers(drafters, rows, speed)
@@ -171,6 +185,7 @@ class Controller:
     def observe(self, this: Round) -> None:
         """Learn from the finished round."""
         if self._resting:
+            self._rest -= this.forwards - 1
             return
         self.costs.observe(this)
         forward = this.forward
@@ -180,7 +195,7 @@ class Controller:
         plain, expected = forwards[0], forwards[-1]
         # Measured, as the model may be wrong; a disturbance counts for no more than in the model.
         drafting = LIMIT * self.costs.drafts(this.source, this.drafted)[-1] if this.drafted else MAX_ASKING * plain
-        spent = min(forward.seconds, LIMIT * expected) + min(this.draft_seconds, drafting)
+        spent = this.forwards * min(forward.seconds, LIMIT * expected) + min(this.draft_seconds, drafting)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
         self._rounds = SPEED_KEEP * self._rounds + spent / plain

@@ -99,17 +99,23 @@ class Costs:
         self._row_s = 1.0
         """Seconds of a forward of one row; an arbitrary unit before the first round."""
         self._experts = None if experts is None else ExpertReads(experts)
+        self._continues = False
+        """Whether the engine runs several plain forwards in one call."""
 
     def observe(self, this: Round) -> None:
         """Learn from a decoding round.
 
         Ignored are forwards in which a sequence was prefilling, because they have rows whose outputs nothing needs, and
-        forwards too short for the clock.
+        forwards too short for the clock. Where plain decoding runs several forwards in one call (`Continuation`), one
+        that was called alone does not tell what a plain one costs.
         """
         forward = this.forward
         if forward is None or forward.rows != forward.wanted or forward.seconds <= 0:
             return
         with self._lock:
+            self._continues |= this.forwards > 1
+            if self._continues and forward.rows == this.forwards == 1:
+                return
             self._round += 1
             self._measured_at = time()
             rows, seconds = forward.rows, forward.seconds

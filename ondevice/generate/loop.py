@@ -24,7 +24,7 @@ from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafte
 from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import EndReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
-from ondevice.generate.verify import Verdict, accept
+from ondevice.generate.verify import Verdict, accept, accept_chosen
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields either rows to run, and is sent their outputs, or a finished round, and is sent None."""
@@ -97,12 +97,19 @@ def generate(
         room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
         draft = speculation.propose(tokens, room, outputs, path)
 
+        continuation = None
+        if not len(draft) and (most := min(speculation.plain_forwards(), room, _forwards_at_once(outputs))) > 1:
+            continuation = sampler.continuation(most, limits.stop_ids, outputs.logits.shape[1])
         requested = perf_counter()
-        outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
+        outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1), continuation=continuation)
         assert outputs is not None
-        clock.attribute(perf_counter() - requested - outputs.seconds, "waiting")
+        chosen = outputs.chosen
+        clock.attribute(perf_counter() - requested - outputs.seconds * (1 + len(chosen)), "waiting")
 
-        verdict = accept(draft, outputs.logits, tokens, sampler)
+        if len(draft):
+            verdict = accept(draft, outputs.logits, tokens, sampler)
+        else:
+            verdict = accept_chosen(chosen, outputs.logits, tokens, sampler)
         emitted = _up_to_end(verdict.emitted, limits.stop_ids, sampler.constraint)
         path = verdict.path[: len(emitted)]
         session.commit(path)
@@ -117,6 +124,16 @@ def generate(
         this = replace(this, idle=speculation.idle, logprobs=found, finish_reason=reason)
         speculation.learn(this)
         yield this
+
+
+MOST_AT_ONCE, AT_ONCE_S = 8, 0.03
+"""Most plain forwards in one call of the engine, and their time in seconds: what a reader of the reply, a cancellation
+or another request waits for at most."""
+
+
+def _forwards_at_once(last: Outputs) -> int:
+    """Plain forwards that one call of the engine may run, by the time of the last one."""
+    return int(min(MOST_AT_ONCE, AT_ONCE_S / last.seconds)) if last.seconds > 0 else 1
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -283,6 +300,10 @@ class Speculation:
         self._clock.start("forward")
         return draft
 
+    def plain_forwards(self) -> int:
+        """After `propose`: the number of forwards, this round's included, that have no draft."""
+        return MOST_AT_ONCE if self._controller is None else self._controller.plain_forwards()
+
     def take(self, emitted: Sequence[int]) -> None:
         """Note the tokens of a round, for the reports."""
         if self._drafters:
@@ -390,7 +411,8 @@ def _round(
     draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: Mapping[RoundPart, float]
 ) -> Round:
     """The report of a decoding round."""
-    accepted, last = min(verdict.accepted, len(emitted)), verdict.path[len(emitted) - 1]
+    forwards = 1 + len(outputs.chosen)
+    accepted, last = min(verdict.accepted, len(emitted)) if len(draft) else 0, verdict.path[len(emitted) - 1]
     return Round(
         token_ids=tuple(emitted),
         drafted=len(draft),
@@ -402,8 +424,9 @@ def _round(
         seconds=sum(seconds.values()),
         draft_seconds=seconds["draft"] - draft.reading_s,
         control_seconds=seconds["control"],
-        target_seconds=outputs.seconds,
-        forward=ForwardCost(outputs.rows, outputs.wanted, seconds["forward"], outputs.experts),
+        target_seconds=outputs.seconds * forwards,
+        forwards=forwards,
+        forward=ForwardCost(outputs.rows, outputs.wanted, seconds["forward"] / forwards, outputs.experts),
         threads=outputs.threads,
     )
 

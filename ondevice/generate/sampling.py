@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
+from ondevice.engines.protocol import Continuation
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of
+from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of, next_token
 from ondevice.generate.stats import TokenLogprob
 
 RIVALS = 4
@@ -69,6 +70,8 @@ class Sampler:
         self._made_rng: np.random.Generator | None = None
         key: Key = np.zeros(1, np.uint64) if self.greedy else key_of(options.seed)
         self._row_draw = RowDraw(options, key)
+        self._choice: tuple[Int64Array, object] | None = None
+        """The arguments of `next_token` and what they point to, once made."""
 
     def without_processors(self) -> Sampler:
         """A sampler that draws alike, for drafters: processors may have a state, and are not called for guesses."""
@@ -114,6 +117,24 @@ class Sampler:
         if not len(tokens):
             raise nothing_to_choose(logits)
         return int(tokens[0])
+
+    def continuation(self, most: int, ends: frozenset[int], vocab_size: int) -> Continuation | None:
+        """How an engine chooses tokens as `choose` does, until it would choose one of `ends`; None where that takes
+        Python: with processors, a constraint, or penalties.
+
+        Args:
+            most: most forwards.
+            ends: tokens that end the reply.
+            vocab_size: V of the rows of logits.
+        """
+        if self.processors or self._masks is not None or self._adjustments.read_context:
+            return None
+        if self._choice is None:
+            biased, biases = self._adjustments.biases
+            if len(biased) and not 0 <= biased[0] <= biased[-1] < vocab_size:
+                return None
+            self._choice = self._row_draw.record(vocab_size, ends, biased, biases)
+        return Continuation(most, next_token.address, *self._choice)
 
     def guess(
         self,
@@ -257,6 +278,16 @@ class Adjustments:
     def __bool__(self) -> bool:
         """Whether anything is changed."""
         return self._any
+
+    @property
+    def read_context(self) -> bool:
+        """Whether a change depends on the context."""
+        return bool(self._repetition != 1 or self._presence or self._frequency)
+
+    @property
+    def biases(self) -> tuple[Int64Array, Float32Array]:
+        """int64[b] and float32[b]: tokens, ascending, and what is added to their logits."""
+        return self._biased, self._biases
 
     def row(self, logits: Float32Array, context: Sequence[int]) -> Float32Array:
         """A changed copy of a row of the whole vocabulary, float32[V]."""

@@ -11,7 +11,7 @@ A draw is the same on every CPU and operating system: see `elementary`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -493,6 +493,26 @@ class RowDraw:
             count = draw_row(scores, ids, *self._options, self._key, position, tokens, values, *scratch)
         return tokens[:count], values[:count]
 
+    def record(
+        self, vocab_size: int, ends: Iterable[int], biased: Int64Array, biases: Float32Array
+    ) -> tuple[Int64Array, object]:
+        """The arguments of `next_token` for rows of float32[V], and what they point to. The row and the position are
+        still to be written.
+
+        Args:
+            vocab_size: V.
+            ends: tokens that end a reply.
+            biased, biases: int64[b], each below V, and float32[b], what is added to their scores.
+        """
+        row = np.zeros(vocab_size, np.float32)
+        last = np.array([*ends] or [-1], np.int64)
+        added = (biased, biases) if len(biased) else (np.full(1, -1), np.zeros(1, np.float32))
+        temperature, *filters = self._options
+        result = np.zeros(1, np.intp), np.zeros(1)
+        arrays = (IN_ORDER, last, *added, row, self._key, *result, *self._scratch(vocab_size))
+        record = next_token.record(row, 0, *arrays[:5], temperature, *filters, *arrays[5:])
+        return record, arrays
+
     def _scratch(self, m: int) -> RowScratch:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""
         scratch = self._made_scratch
@@ -619,6 +639,48 @@ def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, 
     for at in range(count):
         tokens[at] = id_at(token_ids, tokens[at])
     return count
+
+
+@entry(
+    "tokens",
+    "f32[] i64 i64[] i64[] i64[] f32[] f32[] f64 i64 f64 f64 u64[] i64[] f64[] f32[] f64[] f64[] i64[,]",
+    by_record=True,
+)
+def next_token(  # noqa: PLR0917
+    scores: Float32Array, position: int, token_ids: IndexArray, ends: Int64Array, biased: Int64Array,
+    biases: Float32Array, changed: Float32Array, temperature: float, k: int, top_p: float, min_p: float, key: Key,
+    tokens: IndexArray, values: Float64Array, largest_k: Float32Array, weights: Float64Array, mass: Float64Array,
+    indices: IndexArray,
+) -> int:  # fmt: skip
+    """The token that is drawn from a row, the likeliest at temperature 0; -1 where it is one of `ends`, or where none
+    can be chosen.
+
+    ends : int64[e], tokens that end a reply; -1 for none, as no array is empty
+    biased, biases : int64[b] and float32[b], tokens below m, and what is added to their scores; -1 for none
+    changed : float32[m], scratch
+    temperature : 0 takes the likeliest token; the key and what follows `values` are not read then
+    the others : as for `draw_row`
+    """
+    row = scores
+    if biased[0] >= 0:
+        row = changed[: len(scores)]
+        for at in range(len(scores)):
+            row[at] = scores[at]
+        for at in range(len(biased)):
+            row[biased[at]] += biases[at]
+    if temperature == 0.0:
+        found = argmax_row(row, token_ids, tokens, values)
+    else:
+        found = draw_row(
+            row, token_ids, temperature, k, top_p, min_p, key, position, tokens, values, largest_k, weights, mass,
+            indices,
+        )  # fmt: skip
+    if found == 0:
+        return -1
+    for at in range(len(ends)):
+        if tokens[0] == ends[at]:
+            return -1
+    return tokens[0]
 
 
 # Masks of constraints.

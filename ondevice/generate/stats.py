@@ -81,10 +81,12 @@ class Round:
     depth : tokens on the longest path of the draft, the most that could be accepted
     source : name of the drafter
     rows : this sequence's rows in the round's forward, or in all forwards of a prefill; 0: cancelled before a forward
+    forwards : the number of forwards, of `rows` rows each, that the round ran: several only without a draft, each
+        for the token that the one before it brought
     seconds : wall time of the round, drafting included
     draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
     control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafters and controller
-    target_seconds : part of `seconds` that the target's forward took, over all sequences of its batch
+    target_seconds : part of `seconds` that the target's forwards took, over all sequences of its batch
     idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
     threads : threads that computed its forward
@@ -101,6 +103,7 @@ class Round:
     depth: int = 0
     source: str = "none"
     rows: int = 1
+    forwards: int = 1
     seconds: float = 0.0
     draft_seconds: float = 0.0
     control_seconds: float = 0.0
@@ -237,7 +240,7 @@ class Stats(DraftCounts):
     threads: int = 0
     """Threads that a forward may use at most."""
     threads_ran: list[int] = field(default_factory=list)
-    """Number of decoding rounds whose forward used 1, 2, ... threads: a forward uses as many as make it faster."""
+    """Number of decoding forwards that used 1, 2, ... threads: a forward uses as many as make it faster."""
     expert_reads: float = 0.0
     """Experts read by the forwards of decoding rounds, averaged over the layers. An expert that several rows chose is
     read once."""
@@ -245,7 +248,7 @@ class Stats(DraftCounts):
     """The draft counts by drafter."""
     rounds_without_draft: int = 0
     fallbacks: dict[IdleReason, int] = field(default_factory=dict)
-    """Rounds without a draft by reason; empty for a generation without a drafter."""
+    """Forwards without a draft by reason; empty for a generation without a drafter."""
     costs_age_s: float | None = None
     """Age of the cost measurements that the first round was planned with; None where there were none."""
 
@@ -264,19 +267,19 @@ class Stats(DraftCounts):
         self.target_s += this.target_seconds
         self.draft_s += this.draft_seconds
         self.control_s += this.control_seconds
-        self.target_forwards += 1
+        self.target_forwards += this.forwards
         self.threads_ran += [0] * (this.threads - len(self.threads_ran))
         if this.threads:
-            self.threads_ran[this.threads - 1] += 1
+            self.threads_ran[this.threads - 1] += this.forwards
         if this.forward is not None:
-            self.expert_reads += this.forward.experts
+            self.expert_reads += this.forward.experts * this.forwards
         if this.drafted:
             self.add_draft(this.drafted, this.depth, this.accepted)
             self.by_source.setdefault(this.source, DraftCounts()).add_draft(this.drafted, this.depth, this.accepted)
         else:
-            self.rounds_without_draft += 1
+            self.rounds_without_draft += this.forwards
         if this.idle is not None:
-            self.fallbacks[this.idle] = self.fallbacks.get(this.idle, 0) + 1
+            self.fallbacks[this.idle] = self.fallbacks.get(this.idle, 0) + this.forwards
 
     @property
     def drafted(self) -> int:
@@ -303,7 +306,7 @@ class Stats(DraftCounts):
 
     @property
     def usual_threads(self) -> int:
-        """The number of threads that most decoding rounds used; before the first, `threads`."""
+        """The number of threads that most decoding forwards used; before the first, `threads`."""
         ran = self.threads_ran
         return max(range(len(ran)), key=ran.__getitem__) + 1 if ran else self.threads
 

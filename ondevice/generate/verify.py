@@ -1,6 +1,6 @@
 """Verification: which drafted tokens the target accepts, and which token it adds itself. Pure functions on arrays.
 
-Two rules, both lossless. `accept_matching` samples the target's token at each node and compares it with the draft: the
+Two rules for drafts, both lossless. `accept_matching` samples the target's token at each node and compares it with the draft: the
 output is that of plain decoding, token for token. `accept_ratio` is speculative sampling for drafts that bring the
 distributions they were drawn from: the output is distributed as that of plain decoding.
 """
@@ -89,6 +89,27 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
             return Verdict(tuple(path), tuple(emitted))
         node = children[node, token]
         path.append(node + 1)
+
+
+def accept_chosen(chosen: Sequence[int], logits: Float32Array, context: Sequence[int], sampler: Sampler) -> Verdict:
+    """The verdict of a round without a draft: the tokens that the engine chose, which are the target's own choices (see
+    `Continuation`), then the one that follows the last row.
+
+    Args:
+        chosen: n tokens.
+        logits: float32[1 + n, V]; row 0 follows the newest token, row i the i-th chosen one.
+        context, sampler: as for `accept_matching`.
+
+    Raises:
+        OndeviceError: as `Sampler.choose` does, where nothing was chosen before it.
+    """
+    try:
+        own = sampler.choose(logits[len(chosen)], context, chosen)
+    except OndeviceError:
+        if not chosen:
+            raise
+        return Verdict(tuple(range(len(chosen))), tuple(chosen))
+    return Verdict(tuple(range(1 + len(chosen))), (*chosen, own))
 
 
 def accept_ratio(

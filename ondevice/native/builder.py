@@ -197,9 +197,14 @@ class CFunction:
     def _emit(self, entry: Entry[..., Any], compiled: Any) -> None:
         context = cpu_target.target_context
         kinds = [C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
-        function = ir.Function(self.module, ir.FunctionType(I64, kinds), self.name)
+        function = ir.Function(self.module, ir.FunctionType(I64, [I64] if entry.by_record else kinds), self.name)
         builder = ir.IRBuilder(function.append_basic_block())
         given, values = iter(function.args), []
+        if entry.by_record:
+            record = next(given)
+            places = [builder.add(record, I64(8 * place)) for place in range(len(kinds))]
+            pointers = [builder.inttoptr(at, kind.as_pointer()) for at, kind in zip(places, kinds, strict=True)]
+            given = iter([builder.load(pointer) for pointer in pointers])
         for parameter, kind in zip(entry.parameters, compiled.signature.args, strict=True):
             if not parameter.dims:
                 values.append(next(given))

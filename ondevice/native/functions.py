@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.arrays import Int64Array
 from ondevice.errors import OndeviceError
 from ondevice.machine import ForkedLock
 from ondevice.native import library
@@ -87,18 +88,28 @@ class Entry(Generic[Parameters, Result]):
     """A compiled function that Python calls.
 
     Its C function takes numbers as they are; an array, which is contiguous, as its address and the length of each
-    dimension, all int64. It returns int64: the result, 0 for none.
+    dimension, all int64. It returns int64: the result, 0 for none. An entry `by_record` takes the address of all these,
+    8 bytes each: kernels that were compiled without it can call it.
 
     Attributes:
         name: name of the function, unique among all entries.
         source: module that has the kernel of this name.
         part: name of the part of the library that holds it, one of PARTS.
         parameters: types of the parameters.
+        by_record: whether the C function takes the address of its arguments.
     """
 
-    def __init__(self, declared: Callable[Parameters, Result], part: str, parameters: str, source: str | None) -> None:
+    def __init__(
+        self,
+        declared: Callable[Parameters, Result],
+        part: str,
+        parameters: str,
+        source: str | None,
+        *,
+        by_record: bool = False,
+    ) -> None:
         assert part in PARTS, part
-        self.name, self.part = declared.__name__, part
+        self.name, self.part, self.by_record = declared.__name__, part, by_record
         self.source = declared.__module__ if source is None else source
         self.parameters = tuple(map(_parameter, parameters.split()))
         self._kernel = Kernel(declared) if source is None else None
@@ -126,9 +137,13 @@ class Entry(Generic[Parameters, Result]):
     def function(self) -> Callable[..., int]:
         """The C function. A part of the library that is missing is built first: that takes seconds."""
         c_types = [_C_TYPES[name] for parameter in self.parameters for name in parameter.c_types()]
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] if self.by_record else c_types))(self.address)
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the C function."""
         with _LOADING.lock:
-            address = _loaded(self.part)(self.symbol)
-        return ctypes.CFUNCTYPE(ctypes.c_int64, *c_types)(address)
+            return _loaded(self.part)(self.symbol)
 
     def __call__(self, *args: Parameters.args, **none: Parameters.kwargs) -> Result:
         """Call the C function. All arguments are given by their position.
@@ -137,8 +152,28 @@ class Entry(Generic[Parameters, Result]):
             TypeError: an array has another type than declared, or is not contiguous.
             RuntimeError: the kernel failed.
         """
+        given = [address_of(self.record(*args, **none))] if self.by_record else self._c_arguments(args)
+        result = self.function(*given)
+        if result == FAILED:
+            raise RuntimeError(f"the kernel {self.name} failed")
+        return cast(Result, result)
+
+    def record(self, *args: Parameters.args, **none: Parameters.kwargs) -> Int64Array:
+        """The record of these arguments, for an entry `by_record`. The caller keeps their arrays alive.
+
+        Raises:
+            TypeError: as for a call.
+        """
+        given = self._c_arguments(args)
+        kinds = [name for parameter in self.parameters for name in parameter.c_types()]
+        record = np.zeros(len(given), np.int64)
+        for place, (kind, value) in enumerate(zip(kinds, given, strict=True)):
+            record[place : place + 1].view(_DTYPES[kind])[0] = value
+        return record
+
+    def _c_arguments(self, args: Sequence[Any]) -> list[Any]:
         given: list[Any] = []
-        for (dtype, dims), value in zip(self.parameters, cast(tuple[Any, ...], args), strict=True):
+        for (dtype, dims), value in zip(self.parameters, args, strict=True):
             if not dims:
                 given.append(value)
                 continue
@@ -146,10 +181,7 @@ class Entry(Generic[Parameters, Result]):
                 raise TypeError(f"{self.name} takes {dims} dimensions of {dtype}, not {value.ndim} of {value.dtype}")
             given.append(address_of(value))
             given += value.shape
-        result = self.function(*given)
-        if result == FAILED:
-            raise RuntimeError(f"the kernel {self.name} failed")
-        return cast(Result, result)
+        return given
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -167,7 +199,7 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 def entry(
-    part: str, parameters: str, source: str | None = None
+    part: str, parameters: str, source: str | None = None, *, by_record: bool = False
 ) -> Callable[[Callable[Parameters, Result]], Entry[Parameters, Result]]:
     """Decorator: makes an `Entry` of a module-level function.
 
@@ -177,8 +209,9 @@ def entry(
     part : name of one of PARTS
     parameters : their types, such as "f32[] i64[,] f64 i64": bits of a float, int or unsigned, and dimensions
     source : the module that has the kernel of this name; None for the function itself
+    by_record : whether its C function takes the address of its arguments: see `Entry`
     """
-    return lambda declared: Entry(declared, part, parameters, source)
+    return lambda declared: Entry(declared, part, parameters, source, by_record=by_record)
 
 
 _TYPE = re.compile(r"(?P<kind>[fiu])(?P<bits>8|16|32|64)(?P<dims>\[,*\])?")
@@ -194,6 +227,7 @@ def _parameter(text: str) -> Parameter:
 # Loading.
 
 _C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
+_DTYPES: dict[str, Any] = {"i64": np.int64, "f32": np.float32, "f64": np.float64}
 
 _LOADING = ForkedLock()
 """Held while a part is built or loaded."""

@@ -100,7 +100,7 @@ class SimdEngine:
         self._state = ForwardState(self.most_rows, self.target.frequencies(), BITS[kv_cache])
         self._state.set_window(self.target.window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
-        self._target = TargetForward(self._program, self._state)
+        self._target = TargetForward(self._program, self._state, self.target.hidden_size)
         self._since_release = 0
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -131,12 +131,15 @@ class SimdEngine:
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
         rows = ForwardRows.of(batch, self._pad)
+        if sessions[0].looks_up:  # the codes of new keys are made between two forwards
+            rows.continuation = None
         is_whole = rows.path.is_whole
         with self.computing() as program:
             started = time.perf_counter()
-            prepared = [session.prepare(tree) for session, tree in zip(sessions, rows.trees, strict=True)]
+            following = rows.following
+            prepared = [session.prepare(len(tree) + following) for session, tree in zip(sessions, rows.trees, strict=True)]
             records, kept = [record for record, _ in prepared], [each for _, each in prepared]
-            buffer, lease = self._outputs.lease(len(rows.wanted))
+            buffer, lease = self._outputs.lease(len(rows.wanted) + following)
             self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
             self._state.slots[contract.EXPERTS_READ] = 0
             threads = self._target.run(rows, records, kept)
@@ -146,16 +149,19 @@ class SimdEngine:
                     session.keep(passed, tree, own)
             if rows.path.stop is not None:
                 buffer.part(0, len(rows.wanted))[1][:] = program.target.ends[: len(rows.wanted)]
-            self._release_tables(len(rows.tokens))
-            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, program.expert_layers)
-            seconds = time.perf_counter() - started
+            runs = 1 if rows.continuation is None else self._state.runs
+            self._release_tables(len(rows.tokens) * runs)
+            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, program.expert_layers) / runs
+            chosen = self._state.tokens(runs)[1:]
+            seconds = (time.perf_counter() - started) / runs
         outputs, first = [], 0
         for session, tree, count in zip(sessions, rows.trees, rows.counts, strict=True):
-            session.finish(tree if is_whole else None, lease)
-            logits, hidden = buffer.part(first, count)
+            pending = tree if not chosen else TokenTree.chain([*tree.tokens.tolist(), *chosen])
+            session.finish(pending if is_whole else None, lease)
+            logits, hidden = buffer.part(first, count + len(chosen))
             width = self.target.vocab_size if rows.path.stop is None else 0
             sizes = len(rows.tokens), len(rows.wanted)
-            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read))
+            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read, chosen))
             first += count
         return outputs
 
@@ -250,10 +256,15 @@ class SimdSession(CachedSequence):
         most = self.engine.most_rows if self._index is None else min(self.engine.most_rows, self._index.most_rows)
         return min(most, self.engine.context_length - self.length)
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether layers attend by codes of the keys."""
+        return self._index is not None
+
     # A forward calls these in order: prepare, then keep for a draft, then finish.
 
-    def prepare(self, tree: TokenTree) -> tuple[SequenceRecord, KeptRows | None]:
-        """Drop the last forward's pending rows and outputs, and make room for new rows.
+    def prepare(self, rows: int) -> tuple[SequenceRecord, KeptRows | None]:
+        """Drop the last forward's pending rows and outputs, and make room for so many new ones.
 
         Returns:
             The sequence's record for the kernels, complete but for the rows and their places in the forward; and what
@@ -263,7 +274,7 @@ class SimdSession(CachedSequence):
         kept, self._kept = self._kept, None  # the forward that begins may overwrite these rows
         self._pending = self._drafts_after = self._lease = None
         for cache in self._caches.values():
-            cache.reserve(length, len(tree))
+            cache.reserve(length, rows)
         record.follow(self._caches)
         self._follow_index(length)
         return record, kept if kept is not None and (kept.length, kept.bases) == (length, self._bases) else None

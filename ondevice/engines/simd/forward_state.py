@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import KVCache, first_drafted
-from ondevice.engines.protocol import MAX_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
+from ondevice.engines.protocol import MAX_SESSIONS, ROOT, Continuation, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.contract import SPLIT_ROWS
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
+from ondevice.native.functions import address_of
 
 
 class SlotArray:
@@ -156,10 +157,11 @@ class ForwardState(SlotArray):
         wanted: Int64Array,
         block_stop: Int64Array | None = None,
     ) -> None:
-        """Write the rows of a forward, with the cosines and sines of their positions.
+        """Write the rows of a forward, with the cosines and sines of their positions. The plan runs once.
 
         Args:
-            tokens, positions: int64[T]
+            tokens: int64[T]
+            positions: int64[at least T], of the rows, and of those that follow in the same call: see `set_continuation`.
             stop: int64[T], one more than the last position that a row sees.
             wanted: int64[R], the indices of the rows whose outputs are wanted.
             block_stop: the same as `stop`, in sliding layers; None if they are equal.
@@ -172,8 +174,30 @@ class ForwardState(SlotArray):
         self._wanted[:chosen] = wanted
         # the angle is rounded to float32, as in the reference; cosine and sine are computed in float64 and then rounded
         angles = positions.astype(np.float32)[:, None] * self._frequencies
-        np.cos(angles, out=self._cosines[:count], dtype=np.float64)
-        np.sin(angles, out=self._sines[:count], dtype=np.float64)
+        np.cos(angles, out=self._cosines[: len(positions)], dtype=np.float64)
+        np.sin(angles, out=self._sines[: len(positions)], dtype=np.float64)
+        self.slots[contract.MOST_RUNS] = 1
+
+    def set_continuation(self, continuation: Continuation, logits_bytes: int, hidden_bytes: int) -> None:
+        """Let the plan of a single row run once more for each token that is chosen. Call it after `set_rows`.
+
+        Args:
+            continuation: how tokens are chosen. The caller keeps it alive while the plan runs.
+            logits_bytes, hidden_bytes: bytes of a row of logits, and of hidden states.
+        """
+        self.slots[contract.MOST_RUNS] = continuation.most
+        self.slots[contract.CHOOSE] = continuation.choose
+        self.slots[contract.CHOOSE_RECORD] = address_of(continuation.record)
+        self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
+
+    @property
+    def runs(self) -> int:
+        """Number of times that the plan was run."""
+        return int(self.slots[contract.RUNS])
+
+    def tokens(self, count: int) -> list[int]:
+        """The first tokens of the forward, those included that were chosen in it."""
+        return self._tokens[:count].tolist()
 
     def set_window(self, positions: int | None) -> None:
         """Set how many positions a row sees in sliding attention; None if no layer has it."""

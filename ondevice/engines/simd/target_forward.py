@@ -16,7 +16,7 @@ import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
-from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.engines.protocol import Continuation, Rows, TokenTree
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.plan.builder import Plan
@@ -54,10 +54,12 @@ class ForwardRows:
             are none.
         block_stop: int64[T], one more than the last position that a row sees in sliding layers; None if that is its
             own for all rows.
+        continuation: how a single row is continued; None if it is not.
     """
 
     soft: tuple[Int64Array, Float32Array] | None = None
     block_stop: Int64Array | None = None
+    continuation: Continuation | None = None
 
     def __init__(
         self,
@@ -84,12 +86,19 @@ class ForwardRows:
             soft = np.flatnonzero(batch.tokens < 0)
             batch.soft = soft, np.concatenate([each.soft for each in rows if each.soft is not None])
             batch.tokens = np.where(batch.tokens < 0, pad, batch.tokens)
+        if len(batch.tokens) == 1 and batch.soft is None and batch.path.is_whole:
+            batch.continuation = rows[0].continuation
         if any(each.blocks for each in rows):
             batch.block_stop = batch.positions + 1
             for first, each in zip(batch.firsts, rows, strict=True):
                 for begin, end in each.blocks:
                     batch.block_stop[first + begin : first + end] = batch.positions[first + end - 1] + 1
         return batch
+
+    @property
+    def following(self) -> int:
+        """Most rows that follow in the same call of the kernels."""
+        return 0 if self.continuation is None else self.continuation.most - 1
 
     def after_first(self, counts: Sequence[int]) -> ForwardRows:
         """Each session's rows after its first `counts` ones, none of them wanted; sessions without are left out."""
@@ -144,16 +153,18 @@ class KeptRows:
 class TargetForward:
     """Runs forwards of one engine. The caller holds the engine's lock."""
 
-    def __init__(self, program: Program, state: ForwardState) -> None:
+    def __init__(self, program: Program, state: ForwardState, hidden_size: int) -> None:
         """
         Args:
             program: the plans of forwards, and the threads that run them.
             state: the slots that plans read.
+            hidden_size: numbers of a row of hidden states.
         """
         self._program, self._state = program, state
+        self._row_bytes = 4 * program.logits_width, 4 * hidden_size
 
     def run(self, batch: ForwardRows, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
-        """Run all rows. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
+        """Run all rows, and those that follow. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
 
         Args:
             batch: the rows.
@@ -164,6 +175,8 @@ class TargetForward:
             The number of threads that took part.
         """
         counts = _reusable(batch, kept)
+        if any(counts):
+            batch.continuation = None
         program, is_whole = self._program, batch.path.is_whole
         if batch.soft is not None or not any(counts):
             self._write(batch, records)
@@ -191,7 +204,8 @@ class TargetForward:
 
     def _run(self, plan: Plan, batch: ForwardRows, kind: int) -> int:
         """Run a plan for the rows in the slots, as this kind of work; returns the number of threads that took part."""
-        steps, count = self._program.steps(plan, int(batch.positions.max())), len(batch.tokens)
+        last, count = int(batch.positions.max()) + batch.following, len(batch.tokens)
+        steps = self._program.steps(plan, last)
         if batch.soft is not None:
             rows, embeddings = batch.soft
             embed, steps = steps[:EMBEDDING_STEPS], steps[EMBEDDING_STEPS:]
@@ -208,8 +222,13 @@ class TargetForward:
             record.set_place(contract.ALL, first, size)
             record.set_place(contract.WANTED, first_wanted, wanted)
             first, first_wanted = first + size, first_wanted + wanted
-        self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted, batch.block_stop)
+        positions, following = batch.positions, batch.following
+        if following:
+            positions = np.arange(positions[0], positions[0] + 1 + following)
+        self._state.set_rows(batch.tokens, positions, batch.positions + 1, batch.wanted, batch.block_stop)
         self._state.set_sequences(records, self._program.scratch)
+        if batch.continuation is not None:
+            self._state.set_continuation(batch.continuation, *self._row_bytes)
 
     def _join_streams(
         self, sizes: Sequence[int], kept: Sequence[KeptRows | None], counts: Sequence[int], new: ForwardRows | None

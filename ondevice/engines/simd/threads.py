@@ -19,7 +19,7 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, TICKS, WIDTH, run, spin_for_next
+from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, RUNS, TICKS, WIDTH, run, spin_for_next
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 
@@ -81,7 +81,7 @@ class ThreadPool:
             plan: int64[steps, WIDTH], the steps.
             state: the forward's slots.
             kind: number of the kind of work, whose runs take the same time per unit: see NEIGHBOURS.
-            units: amount of work.
+            units: amount of work of a run of the plan.
 
         Returns:
             The number of threads that took part.
@@ -94,7 +94,7 @@ class ThreadPool:
             started = time.perf_counter()
             self._run(plan, state, threads)
             now = time.perf_counter()
-        choice.observe(now - started, self._counters.waited(threads), now, units)
+        choice.observe(now - started, self._counters.waited(threads), now, units * int(state[RUNS]))
         return threads
 
     def close(self) -> None:
@@ -125,9 +125,11 @@ class ThreadPool:
         for queue in self._queues[: job.threads - 1]:
             queue.put(job)
 
-    def _share(self, job: _Job, number: int) -> None:
-        """Run a thread's share of every step of a job. The caller of `run` keeps the arrays of the plan alive."""
-        run.function(
+    def _share(self, job: _Job, number: int) -> int:
+        """Run a thread's share of every step of a job; returns the number of arrivals when all threads are done. The
+        caller of `run` keeps the arrays of the plan alive.
+        """
+        return run.function(
             job.plan, job.steps, WIDTH, job.state, job.slots,
             number, job.threads, self._counters.address, job.before, self._scratch[number],
         )  # fmt: skip
@@ -136,10 +138,10 @@ class ThreadPool:
         address, done = self._counters.address, None
         while (job := queue.get()) is not None:
             if job is not done:
-                self._share(job, number)
+                arrivals = self._share(job, number)
                 done = job
                 # When this returns, the caller runs a kernel too, so that the GIL, which `get` needs, is free.
-                spin_for_next.function(address, job.before + job.steps * job.threads)
+                spin_for_next.function(address, arrivals)
 
 
 class _Counters:

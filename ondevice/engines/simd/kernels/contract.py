@@ -35,8 +35,10 @@ the ticks that each thread ran and the ticks that it waited, summed over all run
 @entry("forward", "i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")
 def run(
     plan: Int64Array, state: Int64Array, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> None:
-    """Run one thread's share of every step of a plan."""
+) -> int:
+    """Run one thread's share of every step of a plan, once or several times; returns the number of arrivals at the
+    barrier then.
+    """
 
 
 @entry("forward", "i64 i64", f"{_HERE}.isa.memory")
@@ -620,7 +622,22 @@ SHARES, SHARES_STRIDE = 24, 25
 same time: see `shares_bytes`."""
 EXPERTS_READ = 26
 """Number of experts whose weights the forward has read so far, in all layers together."""
-SLOTS = 27
+
+# A forward of one row may be followed by those of the tokens that are chosen from it, in the same call of `run`.
+
+RUNS = 27
+"""Number of times that the plan was run, a result."""
+MOST_RUNS = 28
+"""Most runs; 0 or 1 for a plan that runs once."""
+CHOOSE, CHOOSE_RECORD = 29, 30
+"""Addresses of the C function that chooses the token after a row, and of its arguments: see `Continuation`."""
+CHOSEN_FROM, CHOSEN_AT = 0, 2
+"""Places in these arguments, of the address of the row of logits and of the position of the token."""
+LOGITS_STRIDE, HIDDEN_STRIDE = 31, 32
+"""Bytes from a row of logits, and of hidden states, to that of the next run."""
+AGAIN = 33
+"""Whether the plan is run once more; written by the first thread."""
+SLOTS = 34
 
 # A sequence's record.
 

@@ -2,6 +2,9 @@
 
 The steps are in the files that are imported here. Within a step threads either take fixed shares of the units of work,
 or claim them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
+
+A call may run the plan of a single row several times, each time for the token that is chosen from the logits of the
+last time.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS, Attend
+from ondevice.engines.simd.kernels.contract import AGAIN, ARRIVALS, CLAIMS, LINE, MOST_RUNS, RUNS, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
-from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
+from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
 from ondevice.engines.simd.kernels.project import activate, gated_share, project_share
 from ondevice.engines.simd.kernels.rows import (
     candidate_logits,
@@ -45,8 +48,8 @@ def attend(words: np.ndarray, state: np.ndarray, thread: int, threads: int, clai
 @kernel
 def run(  # noqa: PLR0912 - numba has no jump table
     plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> None:
-    """One thread's share of every step.
+) -> int:
+    """One thread's share of every step, once or several times.
 
     Args:
         plan: int64[steps, WIDTH], see `contract`.
@@ -55,12 +58,18 @@ def run(  # noqa: PLR0912 - numba has no jump table
         counters: address of TICKS + threads lines, zeros before the first run.
         before: number of arrivals at the barrier before any thread began.
         scratch: address of this thread's working memory.
+
+    Returns:
+        The number of arrivals when all threads are done.
     """
     began, waited = ticks(), 0
     own = counters + LINE * (TICKS + thread)
     claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
-    for i in range(len(plan)):
-        words = plan[i]
+    arrivals, step, steps = before, 0, len(plan)
+    if thread == 0:
+        state[RUNS] = 1
+    while step < steps:
+        words = plan[step]
         kind = words[0]
         if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
@@ -99,9 +108,52 @@ def run(  # noqa: PLR0912 - numba has no jump table
             candidate_logits(words, state, thread, threads)
         elif kind == contract.ACTIVATE:
             activate(words, state, thread, threads)
-        waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
+        arrivals += threads
+        waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
         claims, next_claims = next_claims, claims
+        step += 1
+        if step == steps and state[MOST_RUNS] > 1:
+            if thread == 0:
+                state[AGAIN] = continues(state)
+            arrivals += threads
+            waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
+            step = 0 if state[AGAIN] else steps
     if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
         write_i64(next_claims, np.int64(0))
     write_i64(own, read_i64(own) + ticks() - began)
     write_i64(own + 8, read_i64(own + 8) + waited)
+    return arrivals
+
+
+@kernel
+def continues(state: np.ndarray) -> bool:
+    """Choose the token that follows the single row which was just run, and write the slots of that token's forward.
+    After the last run write back the addresses that were moved.
+
+    Returns:
+        Whether there is such a token.
+    """
+    runs, token = state[RUNS], np.int64(-1)
+    if runs < state[MOST_RUNS]:
+        record = state[contract.CHOOSE_RECORD]
+        write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS])
+        write_i64(record + 8 * contract.CHOSEN_AT, read_i64(state[contract.STOP]))
+        token = call_entry(state[contract.CHOOSE], record)
+    if token < 0:
+        state[contract.TOKENS] -= 8 * (runs - 1)
+        state[contract.COSINES] -= state[contract.ROTARY_STRIDE] * (runs - 1)
+        state[contract.SINES] -= state[contract.ROTARY_STRIDE] * (runs - 1)
+        return False
+    state[contract.TOKENS] += 8
+    write_i64(state[contract.TOKENS], token)
+    state[contract.COSINES] += state[contract.ROTARY_STRIDE]
+    state[contract.SINES] += state[contract.ROTARY_STRIDE]
+    state[contract.LOGITS] += state[contract.LOGITS_STRIDE]
+    state[contract.HIDDEN] += state[contract.HIDDEN_STRIDE]
+    length = read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH
+    write_i64(length, read_i64(length) + 1)
+    for kind in range(2):
+        stop = state[contract.STOP + kind]
+        write_i64(stop, read_i64(stop) + 1)
+    state[RUNS] = runs + 1
+    return True

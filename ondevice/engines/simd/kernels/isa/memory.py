@@ -117,6 +117,13 @@ def read_shared(builder: Any, address: Any) -> Any:
     return builder.load_atomic(pointer_to(builder, address), "acquire", 8, typ=I64)
 
 
+@emits(types.int64, types.int64, types.int64)
+def call_entry(builder: Any, function: Any, record: Any) -> Any:
+    """Call an entry `by_record`, by the addresses of its C function and of its arguments."""
+    kind = ir.FunctionType(I64, [I64])
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), [record])
+
+
 @emits(types.void, types.int64)
 def prefetch_line(builder: Any, address: Any) -> None:
     """Prefetch the cache line at an address. The address need not be readable."""
