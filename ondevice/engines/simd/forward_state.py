@@ -186,14 +186,14 @@ class ForwardState(SlotArray):
             logits_bytes, hidden_bytes: bytes of a row of logits, and of hidden states.
         """
         self.slots[contract.MOST_RUNS] = continuation.most
-        self.slots[contract.CHOOSE] = continuation.choose
-        self.slots[contract.CHOOSE_RECORD] = address_of(continuation.record)
+        self.slots[contract.NEXT_TOKEN] = continuation.choose
+        self.slots[contract.NEXT_RECORD] = address_of(continuation.record)
         self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
 
     @property
     def runs(self) -> int:
         """Number of times that the plan was run."""
-        return int(self.slots[contract.RUNS])
+        return int(self.slots[contract.RAN])
 
     def tokens(self, count: int) -> list[int]:
         """The first tokens of the forward, those included that were chosen in it."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, RUNS, TICKS, WIDTH, run, spin_for_next
+from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, RAN, TICKS, WIDTH, run, spin_for_next
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 
@@ -94,7 +94,7 @@ class ThreadPool:
             started = time.perf_counter()
             self._run(plan, state, threads)
             now = time.perf_counter()
-        choice.observe(now - started, self._counters.waited(threads), now, units * int(state[RUNS]))
+        choice.observe(now - started, self._counters.waited(threads), now, units * int(state[RAN]))
         return threads
 
     def close(self) -> None:

@@ -625,11 +625,11 @@ EXPERTS_READ = 26
 
 # A forward of one row may be followed by those of the tokens that are chosen from it, in the same call of `run`.
 
-RUNS = 27
+RAN = 27
 """Number of times that the plan was run, a result."""
 MOST_RUNS = 28
 """Most runs; 0 or 1 for a plan that runs once."""
-CHOOSE, CHOOSE_RECORD = 29, 30
+NEXT_TOKEN, NEXT_RECORD = 29, 30
 """Addresses of the C function that chooses the token after a row, and of its arguments: see `Continuation`."""
 CHOSEN_FROM, CHOSEN_AT = 0, 2
 """Places in these arguments, of the address of the row of logits and of the position of the token."""

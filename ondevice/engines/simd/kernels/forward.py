@@ -16,7 +16,7 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.contract import AGAIN, ARRIVALS, CLAIMS, LINE, MOST_RUNS, RUNS, TICKS, Attend
+from ondevice.engines.simd.kernels.contract import AGAIN, ARRIVALS, CLAIMS, LINE, MOST_RUNS, RAN, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -66,8 +66,9 @@ def run(  # noqa: PLR0912 - numba has no jump table
     own = counters + LINE * (TICKS + thread)
     claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
     arrivals, step, steps = before, 0, len(plan)
+    most_runs = state[MOST_RUNS]  # not read later: a thread may be stopped behind the last barrier of this call
     if thread == 0:
-        state[RUNS] = 1
+        state[RAN] = 1
     while step < steps:
         words = plan[step]
         kind = words[0]
@@ -112,12 +113,15 @@ def run(  # noqa: PLR0912 - numba has no jump table
         waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
         claims, next_claims = next_claims, claims
         step += 1
-        if step == steps and state[MOST_RUNS] > 1:
+        if step == steps and most_runs > 1:
             if thread == 0:
                 state[AGAIN] = continues(state)
             arrivals += threads
             waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
             step = 0 if state[AGAIN] else steps
+            if step == steps:  # the next call writes the slot when all threads have read it
+                arrivals += threads
+                waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
     if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
         write_i64(next_claims, np.int64(0))
     write_i64(own, read_i64(own) + ticks() - began)
@@ -133,12 +137,12 @@ def continues(state: np.ndarray) -> bool:
     Returns:
         Whether there is such a token.
     """
-    runs, token = state[RUNS], np.int64(-1)
+    runs, token = state[RAN], np.int64(-1)
     if runs < state[MOST_RUNS]:
-        record = state[contract.CHOOSE_RECORD]
+        record = state[contract.NEXT_RECORD]
         write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS])
         write_i64(record + 8 * contract.CHOSEN_AT, read_i64(state[contract.STOP]))
-        token = call_entry(state[contract.CHOOSE], record)
+        token = call_entry(state[contract.NEXT_TOKEN], record)
     if token < 0:
         state[contract.TOKENS] -= 8 * (runs - 1)
         state[contract.COSINES] -= state[contract.ROTARY_STRIDE] * (runs - 1)
@@ -155,5 +159,5 @@ def continues(state: np.ndarray) -> bool:
     for kind in range(2):
         stop = state[contract.STOP + kind]
         write_i64(stop, read_i64(stop) + 1)
-    state[RUNS] = runs + 1
+    state[RAN] = runs + 1
     return True
