@@ -246,6 +246,11 @@ class Outputs:
     experts: float = 0.0
     chosen: Sequence[int] = ()
 
+    @property
+    def forwards(self) -> int:
+        """Number of forwards that followed each other."""
+        return 1 + len(self.chosen)
+
 
 ROOT = -1
 """The parent of a row that follows the committed tokens."""

@@ -24,7 +24,7 @@ from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafte
 from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import EndReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
-from ondevice.generate.verify import Verdict, accept, accept_chosen
+from ondevice.generate.verify import Verdict, accept
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields either rows to run, and is sent their outputs, or a finished round, and is sent None."""
@@ -97,19 +97,15 @@ def generate(
         room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
         draft = speculation.propose(tokens, room, outputs, path)
 
-        continuation = None
-        if not len(draft) and (most := min(speculation.plain_forwards(), room, _forwards_at_once(outputs))) > 1:
-            continuation = sampler.continuation(most, limits.stop_ids, outputs.logits.shape[1])
+        most = 1 if len(draft) else min(speculation.plain_forwards(), room, _forwards_at_once(outputs))
+        continuation = sampler.continuation(most, limits.stop_ids, outputs.logits.shape[1]) if most > 1 else None
+
         requested = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1), continuation=continuation)
         assert outputs is not None
-        chosen = outputs.chosen
-        clock.attribute(perf_counter() - requested - outputs.seconds * (1 + len(chosen)), "waiting")
+        clock.attribute(perf_counter() - requested - outputs.seconds * outputs.forwards, "waiting")
 
-        if len(draft):
-            verdict = accept(draft, outputs.logits, tokens, sampler)
-        else:
-            verdict = accept_chosen(chosen, outputs.logits, tokens, sampler)
+        verdict = accept(draft, outputs.logits, tokens, sampler, outputs.chosen)
         emitted = _up_to_end(verdict.emitted, limits.stop_ids, sampler.constraint)
         path = verdict.path[: len(emitted)]
         session.commit(path)
@@ -411,7 +407,7 @@ def _round(
     draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: Mapping[RoundPart, float]
 ) -> Round:
     """The report of a decoding round."""
-    forwards = 1 + len(outputs.chosen)
+    forwards = outputs.forwards
     accepted, last = min(verdict.accepted, len(emitted)) if len(draft) else 0, verdict.path[len(emitted) - 1]
     return Round(
         token_ids=tuple(emitted),

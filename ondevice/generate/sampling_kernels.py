@@ -504,14 +504,14 @@ class RowDraw:
             ends: tokens that end a reply.
             biased, biases: int64[b], each below V, and float32[b], what is added to their scores.
         """
-        row = np.zeros(vocab_size, np.float32)
-        last = np.array([*ends] or [-1], np.int64)
-        added = (biased, biases) if len(biased) else (np.full(1, -1), np.zeros(1, np.float32))
-        temperature, *filters = self._options
-        result = np.zeros(1, np.intp), np.zeros(1)
-        arrays = (IN_ORDER, last, *added, row, self._key, *result, *self._scratch(vocab_size))
-        record = next_token.record(row, 0, *arrays[:5], temperature, *filters, *arrays[5:])
-        return record, arrays
+        row, last = np.zeros(vocab_size, np.float32), np.array([*ends] or [-1], np.int64)
+        if not len(biased):
+            biased, biases = np.full(1, -1), np.zeros(1, np.float32)
+        tokens, values, scratch = np.zeros(1, np.intp), np.zeros(1), self._scratch(vocab_size)
+        record = next_token.record(
+            row, 0, IN_ORDER, last, biased, biases, row, *self._options, self._key, tokens, values, *scratch
+        )  # fmt: skip
+        return record, (row, last, biased, biases, tokens, values, scratch)
 
     def _scratch(self, m: int) -> RowScratch:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""
@@ -680,7 +680,7 @@ def next_token(  # noqa: PLR0917
     for at in range(len(ends)):
         if tokens[0] == ends[at]:
             return -1
-    return tokens[0]
+    return int(tokens[0])
 
 
 # Masks of constraints.

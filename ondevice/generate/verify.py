@@ -1,8 +1,8 @@
 """Verification: which drafted tokens the target accepts, and which token it adds itself. Pure functions on arrays.
 
-Two rules for drafts, both lossless. `accept_matching` samples the target's token at each node and compares it with the draft: the
-output is that of plain decoding, token for token. `accept_ratio` is speculative sampling for drafts that bring the
-distributions they were drawn from: the output is distributed as that of plain decoding.
+Two rules for drafts, both lossless. `accept_matching` samples the target's token at each node and compares it with the
+draft: the output is that of plain decoding, token for token. `accept_ratio` is speculative sampling for drafts that
+bring the distributions they were drawn from: the output is distributed as that of plain decoding.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ class Verdict:
         return len(self.path) - 1
 
 
-def accept(draft: Draft, logits: Float32Array, context: Sequence[int], sampler: Sampler) -> Verdict:
-    """Verify a draft by the rule that is lossless for it: `accept_ratio` where it brings the distributions that it was
-    drawn from, `accept_matching` otherwise. For the arguments see there.
+def accept(
+    draft: Draft, logits: Float32Array, context: Sequence[int], sampler: Sampler, chosen: Sequence[int] = ()
+) -> Verdict:
+    """The verdict of a round. A draft is verified by the rule that is lossless for it: `accept_ratio` where it brings
+    the distributions that it was drawn from, `accept_matching` otherwise. Without one there is `accept_chosen`. For the
+    arguments see there.
 
     The two are never mixed in one draft: the residual of the ratio rule would then depend on the noise that the draft
     was made with.
     """
+    if not len(draft):
+        return accept_chosen(chosen, logits, context, sampler)
     if draft.probs is None:
         return accept_matching(draft, logits, context, sampler)
     return accept_ratio(draft, logits, context, sampler, sampler.rng)

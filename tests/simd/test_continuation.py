@@ -72,7 +72,8 @@ def test_rows_and_caches(pair: tuple[SimdEngine, SimdEngine], options: SamplingO
         assert together.tokens == plain.tokens == context
         assert drafted(together) == drafted(plain)
     tree = rng.integers(0, VOCAB, 5).tolist()  # rows after it
-    np.testing.assert_array_equal(*(run(each, tree, range(5)).logits for each in (plain, together)))
+    alone, after = (run(each, tree, range(5)).logits for each in (plain, together))
+    np.testing.assert_array_equal(alone, after)
 
 
 def test_only_accepted_rows_are_kept(engine: SimdEngine) -> None:
@@ -84,7 +85,8 @@ def test_only_accepted_rows_are_kept(engine: SimdEngine) -> None:
     session.commit(range(3))
     extend(other, [4, *outputs.chosen[:2]])
     assert session.tokens == other.tokens
-    np.testing.assert_array_equal(*(run(each, [9, 8], [0, 1]).logits for each in (session, other)))
+    one, two = (run(each, [9, 8], [0, 1]).logits for each in (session, other))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_it_ends_before_the_end_of_the_reply(engine: SimdEngine) -> None:
@@ -149,7 +151,8 @@ def test_choices_that_take_python(sampler: Sampler) -> None:
 def test_replies(bundle: Bundle, options: SamplingOptions, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {
         "temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "min_p": options.min_p,
-        "logit_bias": options.logit_bias, "seed": options.seed, "drafter": drafter, "max_new_tokens": 90, "logprobs": True, "top_logprobs": 2,
+        "logit_bias": options.logit_bias, "seed": options.seed, "drafter": drafter, "max_new_tokens": 90,
+        "logprobs": True, "top_logprobs": 2,
     }  # fmt: skip
     replies = []
     with ondevice.load(bundle.path, threads=2) as model:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import AttentionType, KVCacheType, TokenTree
+from ondevice.engines.protocol import AttentionType, KVCacheType
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
@@ -42,7 +42,7 @@ def continued(session: SimdSession) -> list[bytes]:
 
 def codes_of(session: SimdSession) -> list[bytes]:
     """The bytes of the codes of all complete units, and of their codebooks."""
-    session.prepare(TokenTree.chain([0]))
+    session.prepare(1)
     index = session._index
     assert index is not None
     assert index.coded == session.length // 32 * 32

@@ -137,7 +137,9 @@ class SimdEngine:
         with self.computing() as program:
             started = time.perf_counter()
             following = rows.following
-            prepared = [session.prepare(len(tree) + following) for session, tree in zip(sessions, rows.trees, strict=True)]
+            prepared = [
+                session.prepare(len(tree) + following) for session, tree in zip(sessions, rows.trees, strict=True)
+            ]
             records, kept = [record for record, _ in prepared], [each for _, each in prepared]
             buffer, lease = self._outputs.lease(len(rows.wanted) + following)
             self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
@@ -152,7 +154,7 @@ class SimdEngine:
             runs = 1 if rows.continuation is None else self._state.runs
             self._release_tables(len(rows.tokens) * runs)
             read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, program.expert_layers) / runs
-            chosen = self._state.tokens(runs)[1:]
+            chosen = self._state.chosen() if runs > 1 else []
             seconds = (time.perf_counter() - started) / runs
         outputs, first = [], 0
         for session, tree, count in zip(sessions, rows.trees, rows.counts, strict=True):

@@ -161,7 +161,7 @@ class ForwardState(SlotArray):
 
         Args:
             tokens: int64[T]
-            positions: int64[at least T], of the rows, and of those that follow in the same call: see `set_continuation`.
+            positions: int64[at least T], of the rows, and of those that follow them: see `set_continuation`.
             stop: int64[T], one more than the last position that a row sees.
             wanted: int64[R], the indices of the rows whose outputs are wanted.
             block_stop: the same as `stop`, in sliding layers; None if they are equal.
@@ -195,9 +195,10 @@ class ForwardState(SlotArray):
         """Number of times that the plan was run."""
         return int(self.slots[contract.RAN])
 
-    def tokens(self, count: int) -> list[int]:
-        """The first tokens of the forward, those included that were chosen in it."""
-        return self._tokens[:count].tolist()
+    def chosen(self) -> list[int]:
+        """The tokens that the plan was run again for."""
+        chosen: list[int] = self._tokens[1 : self.runs].tolist()
+        return chosen
 
     def set_window(self, positions: int | None) -> None:
         """Set how many positions a row sees in sliding attention; None if no layer has it."""

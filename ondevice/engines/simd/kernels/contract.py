@@ -35,7 +35,7 @@ the ticks that each thread ran and the ticks that it waited, summed over all run
 @entry("forward", "i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")
 def run(
     plan: Int64Array, state: Int64Array, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> int:
+) -> Any:
     """Run one thread's share of every step of a plan, once or several times; returns the number of arrivals at the
     barrier then.
     """

@@ -46,10 +46,38 @@ def attend(words: np.ndarray, state: np.ndarray, thread: int, threads: int, clai
 
 
 @kernel
-def run(  # noqa: PLR0912 - numba has no jump table
+def run(
     plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
 ) -> int:
-    """One thread's share of every step, once or several times.
+    """One thread's share of every step, once, or as often as `continues` says.
+
+    Arguments as for `run_steps`. Returns the number of arrivals when all threads are done.
+    """
+    arrivals, most_runs = before, state[MOST_RUNS]
+    if thread == 0:
+        state[RAN] = 1
+    again = True
+    while again:
+        run_steps(plan, state, thread, threads, counters, arrivals, scratch)
+        arrivals += threads * len(plan)
+        if most_runs < 2:
+            break  # behind the last barrier no slot is read: the next call may write it while this thread is stopped
+        if thread == 0:
+            state[AGAIN] = continues(state)
+        arrivals += threads
+        wait_for_all(counters + LINE * ARRIVALS, arrivals)
+        again = state[AGAIN] != 0
+    if most_runs > 1:
+        arrivals += threads
+        wait_for_all(counters + LINE * ARRIVALS, arrivals)
+    return arrivals
+
+
+@kernel
+def run_steps(  # noqa: PLR0912 - numba has no jump table
+    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
+) -> None:
+    """One thread's share of every step.
 
     Args:
         plan: int64[steps, WIDTH], see `contract`.
@@ -58,19 +86,12 @@ def run(  # noqa: PLR0912 - numba has no jump table
         counters: address of TICKS + threads lines, zeros before the first run.
         before: number of arrivals at the barrier before any thread began.
         scratch: address of this thread's working memory.
-
-    Returns:
-        The number of arrivals when all threads are done.
     """
     began, waited = ticks(), 0
     own = counters + LINE * (TICKS + thread)
     claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
-    arrivals, step, steps = before, 0, len(plan)
-    most_runs = state[MOST_RUNS]  # not read later: a thread may be stopped behind the last barrier of this call
-    if thread == 0:
-        state[RAN] = 1
-    while step < steps:
-        words = plan[step]
+    for i in range(len(plan)):
+        words = plan[i]
         kind = words[0]
         if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
@@ -109,24 +130,12 @@ def run(  # noqa: PLR0912 - numba has no jump table
             candidate_logits(words, state, thread, threads)
         elif kind == contract.ACTIVATE:
             activate(words, state, thread, threads)
-        arrivals += threads
-        waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
+        waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims
-        step += 1
-        if step == steps and most_runs > 1:
-            if thread == 0:
-                state[AGAIN] = continues(state)
-            arrivals += threads
-            waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
-            step = 0 if state[AGAIN] else steps
-            if step == steps:  # the next call writes the slot when all threads have read it
-                arrivals += threads
-                waited += wait_for_all(counters + LINE * ARRIVALS, arrivals)
     if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
         write_i64(next_claims, np.int64(0))
     write_i64(own, read_i64(own) + ticks() - began)
     write_i64(own + 8, read_i64(own + 8) + waited)
-    return arrivals
 
 
 @kernel
