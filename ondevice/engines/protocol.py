@@ -251,6 +251,11 @@ class Outputs:
         """Number of forwards that followed each other."""
         return 1 + len(self.chosen)
 
+    @property
+    def other_rows(self) -> int:
+        """Number of wanted rows of other sequences in the forward."""
+        return self.wanted - (len(self.logits) - len(self.chosen))
+
 
 ROOT = -1
 """The parent of a row that follows the committed tokens."""

@@ -287,8 +287,8 @@ class Speculation:
         draft, plan = NO_DRAFT, UNPROFITABLE
         if asked := self._controller.asked(self._drafters) or self._certain():
             self.report(asked, outputs, path)
-            other_rows = outputs.wanted - len(outputs.logits)  # taken to be as many as in the last forward
-            plan = self._controller.plan(asked, room - 1, other_rows) if room > 1 else NO_ROOM
+            # other sequences are taken to have as many rows as in the last forward
+            plan = self._controller.plan(asked, room - 1, outputs.other_rows) if room > 1 else NO_ROOM
             if plan.drafter is not None:
                 self._clock.start("draft")
                 draft = self._draft(plan.drafter, plan, tokens)

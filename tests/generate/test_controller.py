@@ -10,6 +10,7 @@ from ondevice.generate.controller import (
     CREDIT,
     CREDIT_SHARE,
     MAX_DRAFT,
+    MEASURED_FORWARDS,
     NEW_CREDIT,
     NO_ROOM,
     Controller,
@@ -273,6 +274,31 @@ def test_short_generations_do_not_forgive_debts() -> None:
         rounds += simulate(controller, drafter, world, 50, asking=3.0)
     assert speed(rounds, world) > 1 - CREDIT_SHARE - NEW_CREDIT / 50 - 0.002
     assert any(this.control_seconds > 0 for this in rounds)
+
+
+def test_forwards_in_one_call_pay_a_debt_as_rounds_do() -> None:
+    controller, drafter = Controller(Costs()), DiceDrafter()
+    assert controller.asked([drafter]) == [drafter]
+    assert controller.plain_forwards() == 1
+    controller._credit[drafter.name] = -10 * CREDIT_SHARE
+    assert controller.asked([drafter]) == []
+    assert controller.plain_forwards() == 1, "the round in which the debt is found is measured as any other"
+    controller.observe(decoded(1, 1.0))
+    waited = []
+    while controller.asked([drafter]) == []:
+        waited.append(min(controller.plain_forwards(), 4))
+        controller.observe(replace(decoded(1, 1.0), forwards=waited[-1]))
+    assert waited == [4, 4, 2]
+
+
+def test_a_round_that_measures_runs_as_plain_decoding_does() -> None:
+    controller, drafter = Controller(Costs()), DiceDrafter()
+    controller.asked([drafter])
+    assert controller.plan([drafter], 8).reason == "measuring"
+    assert controller.plain_forwards() == MEASURED_FORWARDS
+    controller.asked([drafter])
+    assert controller.plan([drafter], 0) == NO_ROOM
+    assert controller.plain_forwards() == 1
 
 
 def test_what_brings_more_than_it_takes_is_always_asked() -> None:

@@ -1,6 +1,7 @@
 """The cost model: curves of rows and tokens, and the present time of a forward of one row."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,6 +131,21 @@ def test_a_single_row_that_turns_out_cheap_makes_all_others_dear() -> None:
         teach(costs, 1, 1.0)
     np.testing.assert_allclose(relative(costs, 8)[4], 2.0, rtol=0.1)
     assert relative(costs, 8)[7] >= relative(costs, 8)[4]
+
+
+def test_where_forwards_follow_each_other_one_alone_tells_nothing_of_plain_decoding() -> None:
+    costs = Costs()
+    teach(costs, 1, 1.0)
+    assert costs.forwards(1) == [pytest.approx(1.0)]
+    for _ in range(20):
+        costs.observe(replace(decoded(1, 0.8), forwards=4))
+    measured = costs.measurements(1)
+    assert costs.forwards(1) == [pytest.approx(0.8)]
+    teach(costs, 1, 1.0, 1.0)
+    assert costs.forwards(1) == [pytest.approx(0.8)]
+    assert costs.measurements(1) == measured
+    teach(costs, 3, 1.2)
+    assert costs.measurements(3) > 0
 
 
 def test_one_slow_round_changes_little() -> None:

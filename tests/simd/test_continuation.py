@@ -146,6 +146,14 @@ def test_choices_that_take_python(sampler: Sampler) -> None:
     assert sampler.continuation(8, frozenset(), VOCAB) is None
 
 
+def test_the_rows_of_other_sequences_do_not_include_those_that_followed(engine: SimdEngine) -> None:
+    session = engine.open_session()
+    outputs = continued(session, 4, 5, Sampler(OPTIONS["greedy"]), frozenset())
+    assert (outputs.forwards, len(outputs.logits), outputs.wanted, outputs.other_rows) == (5, 5, 1, 0)
+    batch = [Rows(each, TokenTree.chain([1, 2]), [0, 1]) for each in (session, engine.open_session())]
+    assert [outputs.other_rows for outputs in engine.forward(batch)] == [2, 2]
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("drafter", ["none", "auto"])
 def test_replies(bundle: Bundle, options: SamplingOptions, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from statistics import median
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -35,8 +35,7 @@ Two pools on the same cores stall at their barriers: two small models at once ga
 """
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
+class _Job(NamedTuple):
     """A plan for some threads to run.
 
     plan, steps : address and number of steps, each WIDTH numbers: see `kernels.forward.run`
@@ -148,14 +147,16 @@ class _Counters:
     """The counters of `kernels.forward.run`. Arrivals and times only grow."""
 
     def __init__(self, buffers: Buffers, threads: int) -> None:
-        self._lines, self.address = buffers.rows(TICKS + threads, LINE // 8, np.int64)
-        self._ticks = self._lines[TICKS:]
+        lines, self.address = buffers.rows(TICKS + threads, LINE // 8, np.int64)
+        self._lines = memoryview(cast(Any, lines))  # reading a few numbers through numpy takes longer
+        self._last = TICKS + threads
         self._ran = self._waited = 0
 
     @property
     def arrivals(self) -> int:
         """Number of arrivals at the barrier; exact only while no thread runs."""
-        return int(self._lines[ARRIVALS, 0])
+        arrivals: int = self._lines[ARRIVALS, 0]
+        return arrivals
 
     def waited(self, threads: int) -> float:
         """Share of their time that so many threads have waited at barriers since the last call.
@@ -164,7 +165,8 @@ class _Counters:
         """
         if threads == 1:
             return 0.0
-        ran, waited = int(self._ticks[0, 0]), int(self._ticks[:, 1].sum())
+        ran: int = self._lines[TICKS, 0]
+        waited = sum(self._lines[line, 1] for line in range(TICKS, self._last))
         share = (waited - self._waited) / max(1, threads * (ran - self._ran))
         self._ran, self._waited = ran, waited
         return share
@@ -265,7 +267,7 @@ class ThreadChoice:
         self._waiting = self._waiting + 1 if waited * self.threads > WAITED else 0
         if len(self._recent) < RUNS:
             return
-        usual = median(self._recent)
+        usual = sorted(self._recent)[RUNS // 2]
         if (rung := self._due(usual, units)) is not None:
             more = rung > self._rung
             self._trial = _Trial(rung, usual * (GAIN if more else 1.0), waking=more and seconds < WAKING)
