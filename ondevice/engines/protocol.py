@@ -24,6 +24,9 @@ from ondevice.errors import UsageError
 MAX_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
+MAX_CHAINS, MAX_CHAIN = 4, 8
+"""Most forwards with drafts that a `Continuation` runs, and most tokens of a draft."""
+
 KVCacheType = Literal["fp16", "int8"]
 """Number format of cached keys and values. int8 takes half the memory and exists on `simd` only; `ort` stores float32
 where fp16 is asked for."""
@@ -152,6 +155,11 @@ class Session(Protocol):
         """
         ...
 
+    @property
+    def drafts(self) -> DraftStep | None:
+        """The arrays of `draft_step`, if the engine can draft in a `Continuation` of this sequence; else None."""
+        ...
+
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:
         """The tokens that the bundle's heads of a kind propose for a hidden state float32[H]: see `graph_io`.
 
@@ -215,12 +223,29 @@ class Continuation:
     record : int64[n], its arguments. The engine writes the address of the row of logits, float32[V], and the position
         of the token in the sequence: see `kernels.contract.CHOSEN_FROM`
     held : keeps alive what the record points to
+    drafting : how the engine drafts before each forward; None if it does not
     """
 
     most: int
     choose: int
     record: Int64Array
     held: object
+    drafting: Drafting | None = None
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Before each forward the bundle's drafter proposes a chain, whose tokens are further rows. It is accepted as far
+    as it equals what is chosen from these rows, so that the tokens are those of a continuation without drafts.
+
+    tokens : most tokens of a chain
+    hidden : float32[H], the hidden state of the row that the newest token was chosen from
+    record : int64[n], the arguments of `Continuation.choose` for the drafter's logits
+    """
+
+    tokens: int
+    hidden: Float32Array
+    record: Int64Array
 
 
 @dataclass(frozen=True)
@@ -233,8 +258,10 @@ class Outputs:
     seconds : wall time of the whole forward; their mean, if others followed
     threads : number of threads that computed it
     experts : experts that were read per layer with experts, on average, for all rows of the forward; 0 without experts
-    chosen : tokens whose forwards followed, by `Rows.continuation`; their rows are in `logits` and `hidden` too, and
-        pending as the tree's are
+    chosen : tokens that followed, by `Rows.continuation`. Their rows are pending as the tree's are, and in `logits` and
+        `hidden` too; but where the engine drafted, these have the last row alone
+    verdicts : where the engine drafted, the number of drafted and of accepted tokens of each forward
+    draft_share : part of `seconds` in which it drafted
     """
 
     logits: Float32Array
@@ -245,16 +272,18 @@ class Outputs:
     threads: int = 1
     experts: float = 0.0
     chosen: Sequence[int] = ()
+    verdicts: Sequence[tuple[int, int]] = ()
+    draft_share: float = 0.0
 
     @property
     def forwards(self) -> int:
         """Number of forwards that followed each other."""
-        return 1 + len(self.chosen)
+        return len(self.verdicts) or 1 + len(self.chosen)
 
     @property
     def other_rows(self) -> int:
         """Number of wanted rows of other sequences in the forward."""
-        return self.wanted - (len(self.logits) - len(self.chosen))
+        return 0 if self.chosen or self.verdicts else self.wanted - len(self.logits)
 
 
 ROOT = -1
@@ -467,14 +496,27 @@ def _check_rows(rows: Rows, target: Target) -> None:
         ids = np.where(soft, 0, ids)
     elif rows.blocks:
         raise ValueError("blocks are of soft rows, and there are none")
-    if rows.continuation is not None and not 1 <= rows.continuation.most <= most:
-        raise ValueError(f"{rows.continuation.most} forwards do not fit: at most {most} now")
+    if rows.continuation is not None:
+        _check_continuation(rows.continuation, target, most)
     # as unsigned numbers, negative ids are larger than any vocabulary: one maximum instead of two reductions
     if np.maximum.reduce(ids.view(np.uint64)) >= target.vocab_size:
         raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")
     wanted = list(rows.wanted)
     if wanted != sorted(set(wanted)) or (wanted and not 0 <= wanted[0] <= wanted[-1] < count):
         raise ValueError(f"wanted rows must be ascending and within 0..{count - 1}")
+
+
+def _check_continuation(continuation: Continuation, target: Target, most: int) -> None:
+    drafting, count = continuation.drafting, continuation.most
+    if drafting is None:
+        if not 1 <= count <= most:
+            raise ValueError(f"{count} forwards do not fit: at most {most} now")
+        return
+    each = 1 + drafting.tokens
+    if not (0 < drafting.tokens <= MAX_CHAIN and 0 < count <= MAX_CHAINS and count * each <= most):
+        raise ValueError(f"{count} forwards of {each} rows do not fit: at most {most} rows now")
+    if drafting.hidden.shape != (target.hidden_size,):
+        raise ValueError(f"a hidden state of {target.hidden_size} numbers, not {list(drafting.hidden.shape)}")
 
 
 def no_heads(kind: str) -> UsageError:

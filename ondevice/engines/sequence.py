@@ -61,6 +61,10 @@ class CachedSequence(ABC):
         return sum(cache.nbytes for cache in self._caches.values()) + sum(kept.nbytes for kept in self._snapshots)
 
     @property
+    def drafts(self) -> DraftStep | None:
+        return None
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from ondevice.engines.protocol import MAX_CHAINS
 from ondevice.errors import UsageError
 from ondevice.generate.costs import LIMIT, Costs
 from ondevice.generate.drafters.protocol import Drafter, Forecast
@@ -49,8 +50,9 @@ MAX_ASKING = 4.0
 REFRESH = 128
 """Rounds with a draft after which `auto` runs one without, so that the cost of a single row stays known."""
 
-MEASURED_FORWARDS = 4
-"""Forwards of such a round, where the engine runs several in one call, as plain decoding does: see `Continuation`."""
+PLAIN_FORWARDS = 4
+"""Forwards of a round in which drafters were asked and nothing is drafted, where the engine runs several in one call
+(`Continuation`). To ask after every token took a quarter of the time of a forward of SmolLM2-135M (AMD Zen 3)."""
 
 SPEED_KEEP = 0.95
 """Weight of earlier rounds in the speed that drafts are judged by, after a new one; remembers about 20."""
@@ -62,12 +64,15 @@ class RoundPlan:
 
     row_floors : survival (see `Forecast`) below which the draft's first, second, ... token is not worth its row
     step_floors : the same for the step that computes the token
+    rounds : by tokens of a chain, from 1 on, the rounds of them that the credit pays for, in which the engine may draft
+        by itself: see `ChainDrafter`
     """
 
     drafter: Drafter | None
     nodes: int = 0
     row_floors: Sequence[float] = ()
     step_floors: Sequence[float] = ()
+    rounds: Sequence[int] = ()
     reason: IdleReason = "unprofitable"
 
 
@@ -99,8 +104,6 @@ class Controller:
         """Plain rounds that each of these adds to a drafter's credit."""
         self._resting = False
         """Whether this round is one of them."""
-        self._measuring = False
-        """Whether this round measures plain decoding."""
         self._asked: list[str] = []
         """The drafters asked in this round."""
         self._chosen: str | None = None
@@ -120,7 +123,7 @@ class Controller:
         nothing, also on models whose forward takes a fraction of a millisecond.
         """
         chosen: list[Drafter] = []
-        self._resting, self._measuring = self._rest > 0, False
+        self._resting = self._rest > 0
         if self._resting:
             self._rest -= 1
         else:
@@ -134,10 +137,8 @@ class Controller:
         return chosen
 
     def plain_forwards(self) -> int:
-        """The number of forwards, this round's included, that have no draft. Called after `asked` and `plan`."""
-        if self._resting:
-            return 1 + self._rest
-        return MEASURED_FORWARDS if self._measuring else 1
+        """After `asked`: the number of forwards of this round and later ones, if it drafts nothing."""
+        return 1 + self._rest if self._resting else PLAIN_FORWARDS
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         """Plan the next round.
@@ -158,7 +159,6 @@ class Controller:
         if limit < 1:
             return NO_ROOM
         if self._since_plain >= self._refresh(other_rows):
-            self._measuring = True
             return MEASURING
         rows = self.costs.forwards(limit + 1, other_rows)
         speed = self.speed()
@@ -172,15 +172,17 @@ class Controller:
                 return UNPROFITABLE
             # The cost of a draft is only assumed: one token measures it.
             self._chosen = untimed[0].name
-            return RoundPlan(untimed[0], 1)
+            return RoundPlan(untimed[0], 1, rounds=[1])
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
-        nodes = sum(row - rows[0] + step <= credit for row, step in zip(rows[1:], steps, strict=True))
+        risks = [row - rows[0] + step for row, step in zip(rows[1:], steps, strict=True)]
+        nodes = sum(risk <= credit for risk in risks)
         price = speed / rows[0]
         row_floors = [price * (after - before) for before, after in pairwise(below(rows))]
         step_floors = [price * (after - before) for before, after in pairwise([0.0, *steps])]
-        return RoundPlan(drafter, max(nodes, 1), row_floors, step_floors)
+        rounds = [int(min(max(credit / risk, 1), MAX_CHAINS)) if risk > 0 else MAX_CHAINS for risk in risks]
+        return RoundPlan(drafter, max(nodes, 1), row_floors, step_floors, rounds)
 
     def observe(self, this: Round) -> None:
         """Learn from the finished round."""

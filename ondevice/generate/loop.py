@@ -17,10 +17,18 @@ from time import perf_counter
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import Continuation, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, RoundPlan
-from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
+from ondevice.generate.drafters.protocol import (
+    ROOT,
+    ChainDrafter,
+    Constrained,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Searcher,
+)
 from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import EndReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
@@ -80,12 +88,11 @@ def generate(
         return
     first = sampler.choose(outputs.logits[0], tokens)
     path: Sequence[int] = [0]
-    speculation = Speculation(drafters, controller, session, sampler, clock)
+    speculation = Speculation(drafters, controller, session, sampler, clock, stop_ids=limits.stop_ids)
     speculation.begin(tokens, first, outputs)
     tokens += _up_to_end([first], limits.stop_ids, sampler.constraint)
     reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
-    seconds = sum(clock.lap().values())
-    found = _look_up(logprobs, [first], outputs, path)
+    seconds, found = sum(clock.lap().values()), _look_up(logprobs, [first], outputs, path)
     yield replace(prefill, token_ids=(first,), seconds=seconds, logprobs=found, finish_reason=reason)
 
     # Decoding rounds.
@@ -95,13 +102,11 @@ def generate(
             return
         clock.start("forward")
         room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
-        draft = speculation.propose(tokens, room, outputs, path)
-
-        most = 1 if len(draft) else min(speculation.plain_forwards(), room, _forwards_at_once(outputs))
-        continuation = sampler.continuation(most, limits.stop_ids, outputs.logits.shape[1]) if most > 1 else None
+        draft = speculation.propose(tokens, room, outputs, path, every_row=logprobs is not None)
 
         requested = perf_counter()
-        outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1), continuation=continuation)
+        tree, wanted = _tree(tokens[-1], draft), range(len(draft) + 1)
+        outputs = yield Rows(session, tree, wanted, continuation=speculation.continuation)
         assert outputs is not None
         clock.attribute(perf_counter() - requested - outputs.seconds * outputs.forwards, "waiting")
 
@@ -111,25 +116,18 @@ def generate(
         session.commit(path)
         tokens += emitted
         reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
-        speculation.take(emitted)
+        speculation.take(emitted, outputs.verdicts)
+        if outputs.verdicts:  # the outputs are those of the last row alone
+            path = [0]
         if reason is not None:
             speculation.report(drafters, outputs, path)
 
-        this = _round(draft, verdict, emitted, outputs, clock.lap())
+        rounds = _rounds(draft, verdict, emitted, outputs, clock.lap(), source=speculation.source)
         found = _look_up(logprobs, emitted, outputs, path)
-        this = replace(this, idle=speculation.idle, logprobs=found, finish_reason=reason)
-        speculation.learn(this)
-        yield this
-
-
-MOST_AT_ONCE, AT_ONCE_S = 8, 0.03
-"""Most plain forwards in one call of the engine, and their time in seconds: what a reader of the reply, a cancellation
-or another request waits for at most."""
-
-
-def _forwards_at_once(last: Outputs) -> int:
-    """Plain forwards that one call of the engine may run, by the time of the last one."""
-    return int(min(MOST_AT_ONCE, AT_ONCE_S / last.seconds)) if last.seconds > 0 else 1
+        rounds[-1] = replace(rounds[-1], idle=speculation.idle, logprobs=found, finish_reason=reason)
+        for this in rounds:
+            speculation.learn(this)
+            yield this
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -233,6 +231,15 @@ def _scoring_prefill(
 
 NO_DRAFT = Draft.empty()
 
+MOST_AT_ONCE, AT_ONCE_S = 8, 0.03
+"""Most plain forwards in one call of the engine, and their time in seconds: what a reader of the reply, a cancellation
+or another request waits for at most."""
+
+
+def _forwards_at_once(last: Outputs) -> int:
+    """Plain forwards that one call of the engine may run, by the time of the last one."""
+    return int(min(MOST_AT_ONCE, AT_ONCE_S / last.seconds)) if last.seconds > 0 else 1
+
 
 class Speculation:
     """The drafting side of one generation. In each round it asks the controller for a plan, a drafter for a draft of
@@ -243,6 +250,8 @@ class Speculation:
 
     Attributes:
         idle: why this round has no draft; None where it has one, or where there is no drafter.
+        continuation: how the engine goes on after this round's row; None where it does not.
+        source: name of the drafter whose chains the continuation drafts.
     """
 
     def __init__(
@@ -252,16 +261,21 @@ class Speculation:
         session: Session,
         sampler: Sampler,
         clock: Stopwatch,
+        *,
+        stop_ids: frozenset[int],
     ) -> None:
         self._drafters, self._controller = drafters, controller
-        self._session, self._sampler, self._clock = session, sampler, clock
+        self._session, self._sampler, self._clock, self._stop_ids = session, sampler, clock, stop_ids
         self._knows_constraint: list[Drafter] = [drafter for drafter in drafters if isinstance(drafter, Constrained)]
+        self._chain_drafters = {drafter.name: drafter for drafter in drafters if isinstance(drafter, ChainDrafter)}
         self._searchers = [drafter for drafter in drafters if isinstance(drafter, Searcher)]
         self._emitted: list[int] = []
         """Tokens that at least one drafter has not observed."""
         self._observed = [0] * len(drafters)
         """By drafter, how many of these it has observed."""
         self.idle: IdleReason | None = None
+        self.continuation: Continuation | None = None
+        self.source = NO_DRAFT.source
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
         """Start the drafters on a prompt, whose tokens are committed, and its first new token."""
@@ -273,15 +287,20 @@ class Speculation:
             drafter.begin(tokens, self._session)
             drafter.observe([first], outputs, [0])
 
-    def propose(self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int]) -> Draft:
-        """The draft of a round; empty where none is expected to pay.
+    def propose(
+        self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int], *, every_row: bool
+    ) -> Draft:
+        """The draft of a round; empty where none is expected to pay, or where the engine drafts by itself.
 
         Args:
             tokens: prompt and reply up to the newest token.
             room: tokens that this round may emit at most, and so rows that its forward may have.
             outputs, path: the previous round's, which reports refer to.
+            every_row: whether the logits of every row are needed.
         """
+        self.continuation = None
         if self._controller is None:
+            self.continuation = self._plain(room, outputs)
             return NO_DRAFT
         self._clock.start("control")
         draft, plan = NO_DRAFT, UNPROFITABLE
@@ -291,19 +310,34 @@ class Speculation:
             plan = self._controller.plan(asked, room - 1, outputs.other_rows) if room > 1 else NO_ROOM
             if plan.drafter is not None:
                 self._clock.start("draft")
-                draft = self._draft(plan.drafter, plan, tokens)
-        self.idle = None if len(draft) else plan.reason if plan.drafter is None else "no_match"
+                request = DraftRequest(
+                    plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
+                )
+                if not every_row:
+                    self.continuation = self._chains_of(plan, request, room, outputs)
+                if self.continuation is None:
+                    draft = self._draft(plan.drafter, request)
+                else:
+                    self.source = plan.drafter.name
+        drafts = len(draft) or self.continuation is not None
+        self.idle = None if drafts else plan.reason if plan.drafter is None else "no_match"
         self._clock.start("forward")
+        if not drafts:
+            self.continuation = self._plain(min(room, self._controller.plain_forwards()), outputs)
         return draft
 
-    def plain_forwards(self) -> int:
-        """After `propose`: the number of forwards, this round's included, that have no draft."""
-        return MOST_AT_ONCE if self._controller is None else self._controller.plain_forwards()
+    def _plain(self, most: int, outputs: Outputs) -> Continuation | None:
+        """How the engine goes on with plain forwards, up to `most`; None where it cannot choose their tokens."""
+        forwards = min(most, _forwards_at_once(outputs))
+        vocab_size = outputs.logits.shape[1]
+        return self._sampler.continuation(forwards, self._stop_ids, vocab_size) if forwards > 1 else None
 
-    def take(self, emitted: Sequence[int]) -> None:
-        """Note the tokens of a round, for the reports."""
+    def take(self, emitted: Sequence[int], verdicts: Sequence[tuple[int, int]]) -> None:
+        """Note the tokens of a round, for the reports, and the verdicts on chains that the engine drafted."""
         if self._drafters:
             self._emitted += emitted
+        if verdicts:
+            self._chain_drafters[self.source].verified(verdicts)
 
     def report(self, drafters: Sequence[Drafter], outputs: Outputs, path: Sequence[int]) -> None:
         """Report the target's verdicts since their last report to these drafters.
@@ -333,11 +367,26 @@ class Speculation:
         constraint = self._sampler.constraint
         return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
-    def _draft(self, drafter: Drafter, plan: RoundPlan, tokens: Sequence[int]) -> Draft:
+    def _chains_of(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> Continuation | None:
+        """How the engine drafts and verifies chains of the planned drafter by itself; None where it cannot.
+
+        Args:
+            room: rows that all forwards together may have at most.
+            outputs: the last forward's.
+        """
+        drafter = None if plan.drafter is None else self._chain_drafters.get(plan.drafter.name)
+        at_once = _forwards_at_once(outputs)
+        if at_once < 2 or outputs.other_rows or drafter is None or (step := self._session.drafts) is None:
+            return None
+        count, hidden = drafter.chain(request)
+        rounds = min(plan.rounds[count - 1], at_once, room // (1 + count)) if 0 < count <= len(plan.rounds) else 0
+        if not rounds or (drafting := self._sampler.drafting(step, count, hidden)) is None:
+            return None
+        continuation = self._sampler.continuation(rounds, self._stop_ids, outputs.logits.shape[1])
+        return None if continuation is None else replace(continuation, drafting=drafting)
+
+    def _draft(self, drafter: Drafter, request: DraftRequest) -> Draft:
         """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""
-        request = DraftRequest(
-            plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
-        )
         draft = drafter.draft(request)
         if len(draft) > request.nodes:
             raise UsageError(
@@ -401,6 +450,48 @@ def _up_to_end(emitted: Sequence[int], stop_ids: frozenset[int], constraint: Con
             kept = kept[: index + 1]
             break
     return kept if constraint is None else kept[: constraint.take(kept)]
+
+
+def _rounds(
+    draft: Draft,
+    verdict: Verdict,
+    emitted: Sequence[int],
+    outputs: Outputs,
+    seconds: Mapping[RoundPart, float],
+    *,
+    source: str,
+) -> list[Round]:
+    """The reports of a call of the engine: of one round, or of those in which it drafted by itself.
+
+    Args:
+        source: name of the drafter, if it did.
+    """
+    if not outputs.verdicts:
+        return [_round(draft, verdict, emitted, outputs, seconds)]
+    count, rounds, begin = len(outputs.verdicts), list[Round](), 0
+    drafting = outputs.seconds * outputs.draft_share
+    own = seconds["forward"] / count - drafting
+    for drafted, accepted in outputs.verdicts:
+        part = tuple(emitted[begin : begin + accepted + 1])
+        begin += len(part)
+        rounds.append(
+            Round(
+                part,
+                drafted=drafted,
+                accepted=min(accepted, len(part)),
+                corrected=accepted < min(drafted, len(part)),
+                depth=drafted,
+                source=source if drafted else NO_DRAFT.source,
+                rows=1 + drafted,
+                seconds=sum(seconds.values()) / count,
+                draft_seconds=seconds["draft"] / count + drafting,
+                control_seconds=seconds["control"] / count,
+                target_seconds=outputs.seconds - drafting,
+                forward=ForwardCost(1 + drafted, 1 + drafted, own, outputs.experts),
+                threads=outputs.threads,
+            )
+        )
+    return rounds
 
 
 def _round(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
-from ondevice.engines.protocol import Continuation
+from ondevice.engines.protocol import Continuation, Drafting, DraftStep
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of, next_token
@@ -72,6 +72,8 @@ class Sampler:
         self._row_draw = RowDraw(options, key)
         self._choice: tuple[Int64Array, object] | None = None
         """The arguments of `next_token` and what they point to, once made."""
+        self._guesses: tuple[DraftStep, Int64Array, object] | None = None
+        """The same for the results of a draft step."""
 
     def without_processors(self) -> Sampler:
         """A sampler that draws alike, for drafters: processors may have a state, and are not called for guesses."""
@@ -133,8 +135,23 @@ class Sampler:
             biased, biases = self._adjustments.biases
             if len(biased) and not 0 <= biased[0] <= biased[-1] < vocab_size:
                 return None
-            self._choice = self._row_draw.record(vocab_size, ends, biased, biases)
+            row = np.zeros(vocab_size, np.float32)
+            self._choice = self._row_draw.record(row, None, ends, (biased, biases) if len(biased) else None)
         return Continuation(most, next_token.address, *self._choice)
+
+    def drafting(self, step: DraftStep, tokens: int, hidden: Float32Array) -> Drafting | None:
+        """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python.
+
+        Args:
+            step: the arrays in which a draft step leaves its results.
+            tokens: most tokens of a chain.
+            hidden: float32[H], see `Drafting`.
+        """
+        if self.reads_text or self.processors:
+            return None
+        if self._guesses is None or self._guesses[0] is not step:
+            self._guesses = step, *self._row_draw.record(step.logits, step.candidates)
+        return Drafting(tokens, hidden, self._guesses[1])
 
     def guess(
         self,

@@ -494,24 +494,28 @@ class RowDraw:
         return tokens[:count], values[:count]
 
     def record(
-        self, vocab_size: int, ends: Iterable[int], biased: Int64Array, biases: Float32Array
+        self,
+        scores: Float32Array,
+        token_ids: IndexArray | None,
+        ends: Iterable[int] = (),
+        biases: tuple[Int64Array, Float32Array] | None = None,
     ) -> tuple[Int64Array, object]:
-        """The arguments of `next_token` for rows of float32[V], and what they point to. The row and the position are
-        still to be written.
+        """The arguments of `next_token`, whose position is still to be written, and what they point to.
 
         Args:
-            vocab_size: V.
+            scores: float32[m], a row; another one's address may be written in its place.
+            token_ids: as for `best`.
             ends: tokens that end a reply.
-            biased, biases: int64[b], each below V, and float32[b], what is added to their scores.
+            biases: int64[b], each below m, and float32[b], what is added to their scores; None for none.
         """
-        row, last = np.zeros(vocab_size, np.float32), np.array([*ends] or [-1], np.int64)
-        if not len(biased):
-            biased, biases = np.full(1, -1), np.zeros(1, np.float32)
-        tokens, values, scratch = np.zeros(1, np.intp), np.zeros(1), self._scratch(vocab_size)
+        ids = IN_ORDER if token_ids is None else token_ids
+        last, changed = np.array([*ends] or [-1], np.int64), np.zeros(len(scores) if biases else 1, np.float32)
+        biased, added = biases or (np.full(1, -1), np.zeros(1, np.float32))
+        tokens, values, scratch = np.zeros(1, np.intp), np.zeros(1), self._scratch(len(scores))
         record = next_token.record(
-            row, 0, IN_ORDER, last, biased, biases, row, *self._options, self._key, tokens, values, *scratch
+            scores, 0, ids, last, biased, added, changed, *self._options, self._key, tokens, values, *scratch
         )  # fmt: skip
-        return record, (row, last, biased, biases, tokens, values, scratch)
+        return record, (scores, ids, last, biased, added, changed, tokens, values, scratch)
 
     def _scratch(self, m: int) -> RowScratch:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""

@@ -102,14 +102,14 @@ def accept_chosen(chosen: Sequence[int], logits: Float32Array, context: Sequence
 
     Args:
         chosen: n tokens.
-        logits: float32[1 + n, V]; row 0 follows the newest token, row i the i-th chosen one.
+        logits: float32[rows, V]; the last row follows the last of these tokens.
         context, sampler: as for `accept_matching`.
 
     Raises:
         OndeviceError: as `Sampler.choose` does, where nothing was chosen before it.
     """
     try:
-        own = sampler.choose(logits[len(chosen)], context, chosen)
+        own = sampler.choose(logits[-1], context, chosen)
     except OndeviceError:
         if not chosen:
             raise

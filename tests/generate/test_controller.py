@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ondevice.engines.protocol import MAX_CHAINS
 from ondevice.errors import UsageError
 from ondevice.generate.controller import (
     CREDIT,
     CREDIT_SHARE,
     MAX_DRAFT,
-    MEASURED_FORWARDS,
     NEW_CREDIT,
     NO_ROOM,
+    PLAIN_FORWARDS,
     Controller,
     FixedLength,
     HeuristicLength,
@@ -279,10 +280,9 @@ def test_short_generations_do_not_forgive_debts() -> None:
 def test_forwards_in_one_call_pay_a_debt_as_rounds_do() -> None:
     controller, drafter = Controller(Costs()), DiceDrafter()
     assert controller.asked([drafter]) == [drafter]
-    assert controller.plain_forwards() == 1
+    assert controller.plain_forwards() == PLAIN_FORWARDS
     controller._credit[drafter.name] = -10 * CREDIT_SHARE
     assert controller.asked([drafter]) == []
-    assert controller.plain_forwards() == 1, "the round in which the debt is found is measured as any other"
     controller.observe(decoded(1, 1.0))
     waited = []
     while controller.asked([drafter]) == []:
@@ -291,14 +291,15 @@ def test_forwards_in_one_call_pay_a_debt_as_rounds_do() -> None:
     assert waited == [4, 4, 2]
 
 
-def test_a_round_that_measures_runs_as_plain_decoding_does() -> None:
-    controller, drafter = Controller(Costs()), DiceDrafter()
+def test_chains_are_drafted_for_as_many_rounds_as_the_credit_pays() -> None:
+    drafter = Scripted("dice", 0.9, 0.8, 0.7, 0.6)
+    controller = Controller(known([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.1))
+    controller.observe(decoded(1, 1.0))
+    assert controller.asked([drafter]) == [drafter]
+    assert controller.plan([drafter], 4).rounds == [MAX_CHAINS] * 4
+    controller._credit[drafter.name] = 0.5
     controller.asked([drafter])
-    assert controller.plan([drafter], 8).reason == "measuring"
-    assert controller.plain_forwards() == MEASURED_FORWARDS
-    controller.asked([drafter])
-    assert controller.plan([drafter], 0) == NO_ROOM
-    assert controller.plain_forwards() == 1
+    assert controller.plan([drafter], 4).rounds == [2, 1, 1, 1]
 
 
 def test_what_brings_more_than_it_takes_is_always_asked() -> None:

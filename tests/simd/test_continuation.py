@@ -1,8 +1,11 @@
-"""Plain forwards that follow each other in one call of the kernels are those of one call each, bit for bit."""
+"""Forwards that follow each other in one call of the kernels, plain or with drafts, are those of one call each, bit for
+bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.generate import loop
+from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
@@ -130,6 +134,141 @@ def test_more_forwards_than_there_is_room_for(engine: SimdEngine) -> None:
     with pytest.raises(ValueError, match="4 forwards do not fit: at most 3"):
         continued(session, 4, 4, sampler, frozenset())
     assert len(continued(session, 4, 3, sampler, frozenset()).chosen) == 2
+
+
+# With drafts.
+
+
+def drafted_rounds(
+    session: SimdSession, tokens: Sequence[int], hidden: np.ndarray, rounds: int, count: int, sampler: Sampler,
+    ends: frozenset[int] = frozenset(),
+) -> Outputs:  # fmt: skip
+    """Run rounds of chains; the last of `tokens` is the newest one."""
+    step = session.drafts
+    assert step is not None
+    drafting = sampler.drafting(step, count, hidden)
+    continuation = sampler.continuation(rounds, ends, VOCAB)
+    assert continuation is not None
+    assert drafting is not None
+    given = replace(continuation, drafting=drafting)
+    rows = Rows(session, TokenTree.chain([tokens[-1]]), [0], continuation=given)
+    return session.engine.forward([rows])[0]
+
+
+def round_by_round(
+    session: SimdSession, context: list[int], hidden: np.ndarray, rounds: int, count: int, sampler: Sampler
+) -> list[tuple[int, int]]:
+    """The same by one call for each step and forward: appends to `context`, and returns the verdicts."""
+    verdicts = []
+    for _ in range(rounds):
+        chain, state = list[int](), hidden
+        while len(chain) < count:
+            step = session.draft_step([context[-1], *chain][-1], state)
+            chain.append(sampler.guess(step.logits, step.candidates, context, chain)[0].token)
+            state = step.hidden.copy()
+        outputs, row = run(session, [context[-1], *chain], range(1 + count)), 0
+        own = [sampler.choose(outputs.logits[0], context)]
+        while row < count and own[-1] == chain[row]:
+            row += 1
+            own.append(sampler.choose(outputs.logits[row], context, own))
+        verdicts.append((count, row))
+        hidden = outputs.hidden[row].copy()
+        session.commit(range(row + 1))
+        context += own
+    return verdicts
+
+
+@pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["sampled"], OPTIONS["filtered"]])
+@pytest.mark.parametrize("length", [2, 60, 130])
+def test_drafts(pair: tuple[SimdEngine, SimdEngine], options: SamplingOptions, length: int) -> None:
+    rng = np.random.default_rng(length)
+    context = rng.integers(0, VOCAB, length).tolist()
+    alone, together = (engine.open_session() for engine in pair)
+    extend(alone, context[:-1])
+    hidden = rng.normal(size=alone.engine.target.hidden_size).astype(np.float32)
+    extend(together, context[:-1])
+    if together.drafts is None:  # layers that attend by codes of the keys
+        assert together.looks_up
+        return
+    sampler = Sampler(options)
+    for rounds, count in ((1, 1), (4, 2), (3, 8), (4, 1)):
+        own = list(context)
+        verdicts = round_by_round(alone, own, hidden, rounds, count, sampler)
+        outputs = drafted_rounds(together, context, hidden, rounds, count, sampler)
+        assert outputs.verdicts == verdicts
+        assert [*outputs.chosen, sampler.choose(outputs.logits[-1], context, outputs.chosen)] == own[len(context) :]
+        assert (outputs.forwards, outputs.other_rows, len(outputs.logits)) == (rounds, 0, 1)
+        together.commit(range(1 + len(outputs.chosen)))
+        hidden, context = outputs.hidden[-1].copy(), own
+        assert together.tokens == alone.tokens == context[:-1]
+        assert drafted(together) == drafted(alone)
+    tree = rng.integers(0, VOCAB, 5).tolist()
+    one, two = (run(each, tree, range(5)).logits for each in (alone, together))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_draft_ends_with_the_reply(engine: SimdEngine) -> None:
+    """Chains that the target accepts whole, since both choose token 7 alone, and that token ends the reply."""
+    sampler = Sampler(SamplingOptions(temperature=0.0))
+    session = engine.open_session()
+    extend(session, [1, 2, 3])
+    hidden = np.zeros(engine.target.hidden_size, np.float32)
+    plain = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, 3, sampler)
+    chosen = [*plain.chosen, sampler.choose(plain.logits[-1], [1, 2, 3, 4], plain.chosen)]
+    ended = Sampler(SamplingOptions(temperature=0.0))
+    outputs = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, 3, ended, frozenset({chosen[0]}))
+    assert (list(outputs.chosen), outputs.verdicts) == ([], [(3, 0)])
+    assert sampler.choose(outputs.logits[-1], [1, 2, 3, 4]) == chosen[0]
+
+
+def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
+    sampler, hidden = Sampler(OPTIONS["greedy"]), np.zeros(engine.target.hidden_size, np.float32)
+    session = engine.open_session()
+    extend(session, [1] * (CONTEXT - 8))
+    with pytest.raises(ValueError, match="3 forwards of 3 rows do not fit: at most 8 rows now"):
+        drafted_rounds(session, [1], hidden, 3, 2, sampler)
+    for rounds, count in ((5, 1), (1, 9), (1, 0)):
+        with pytest.raises(ValueError, match="do not fit"):
+            drafted_rounds(engine.open_session(), [1], hidden, rounds, count, sampler)
+    with pytest.raises(ValueError, match="a hidden state of"):
+        drafted_rounds(session, [1], hidden[:-1], 1, 1, sampler)
+    looking = SimdEngine(bundle, 1, lookup=LOOKUP)
+    step, continuation = engine.open_session().drafts, sampler.continuation(1, frozenset(), VOCAB)
+    assert step is not None
+    assert continuation is not None
+    given = replace(continuation, drafting=sampler.drafting(step, 1, hidden))
+    with pytest.raises(ondevice.UsageError, match="cannot draft for this sequence"):
+        looking.forward([Rows(looking.open_session(), TokenTree.chain([1]), [0], continuation=given)])
+    looking.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_replies_with_chains(bundle: Bundle, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round is planned with a chain, whatever it costs."""
+
+    def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
+        return RoundPlan(drafters[0], min(limit, 3), rounds=[4, 3, 2]) if limit > 0 else NO_ROOM
+
+    monkeypatch.setattr(Controller, "asked", lambda self, drafters: list(drafters))
+    monkeypatch.setattr(Controller, "plan", plan)
+    monkeypatch.setattr(loop, "AT_ONCE_S", 1e9)
+    with ondevice.load(bundle.path, threads=2) as model:
+        given: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_new_tokens": 90}
+        plain = model.generate([1, 2, 3], drafter="none", **given)
+        calls: list[Any] = []
+        forward = model.engine.forward
+
+        def counted(batch: Sequence[Rows]) -> list[Outputs]:
+            calls.append(batch)
+            return forward(batch)
+
+        monkeypatch.setattr(model.engine, "forward", counted)
+        reply = model.generate([1, 2, 3], drafter="mtp", **given)
+    assert reply.token_ids == plain.token_ids
+    assert any(rows.continuation is not None and rows.continuation.drafting for (rows,) in calls)
+    assert len(calls) < 0.6 * reply.stats.target_forwards
+    assert reply.stats.target_forwards == reply.stats.num_drafts + reply.stats.rounds_without_draft
+    assert reply.stats.num_accepted_tokens + reply.stats.target_forwards == len(reply.token_ids) - 1
 
 
 @pytest.mark.parametrize(

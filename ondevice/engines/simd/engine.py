@@ -22,6 +22,8 @@ from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import LayerPath, PathMemory
 from ondevice.engines.protocol import (
+    Continuation,
+    Drafting,
     DraftStep,
     KVCacheType,
     Outputs,
@@ -130,6 +132,12 @@ class SimdEngine:
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
+        if (
+            len(batch) == 1
+            and (continuation := batch[0].continuation) is not None
+            and continuation.drafting is not None
+        ):
+            return [self._draft_and_verify(sessions[0], batch[0], continuation, continuation.drafting)]
         rows = ForwardRows.of(batch, self._pad)
         if sessions[0].looks_up:  # the codes of new keys are made between two forwards
             rows.continuation = None
@@ -166,6 +174,32 @@ class SimdEngine:
             outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read, chosen))
             first += count
         return outputs
+
+    def _draft_and_verify(
+        self, session: SimdSession, given: Rows, continuation: Continuation, drafting: Drafting
+    ) -> Outputs:
+        """Run rounds of a draft and a forward in one call of the kernels."""
+        count = 1 + drafting.tokens
+        tree = TokenTree.chain(given.tree.tokens.tolist() * count)  # the kernels write the drafted tokens
+        rows = ForwardRows(given.path, [tree], [session.length], [range(count)])
+        rows.continuation = continuation
+        with self.computing():
+            started = time.perf_counter()
+            record, _ = session.prepare(continuation.most * count)
+            buffer, lease = self._outputs.lease(count)
+            self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
+            self._state.slots[contract.EXPERTS_READ] = 0
+            threads = self._target.run_rounds(rows, record, session.begin_drafts(continuation.most * count - 1))
+            runs, chosen = self._state.runs, self._state.chosen()
+            self._release_tables(count * runs)
+            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, self._program.expert_layers) / runs
+            seconds = (time.perf_counter() - started) / runs
+            last, verdicts, share = self._state.last_row, self._state.verdicts(), self._state.draft_share
+        session.finish(TokenTree.chain([*given.tree.tokens.tolist(), *chosen]), lease)
+        logits, hidden = buffer.part(last, 1)
+        return Outputs(
+            logits[:, : self.target.vocab_size], hidden, count, count, seconds, threads, read, chosen, verdicts, share
+        )
 
     def close(self) -> None:
         """Wait for a running forward and end the threads. Engine and sessions can compute nothing afterwards."""
@@ -262,6 +296,18 @@ class SimdSession(CachedSequence):
     def looks_up(self) -> bool:
         """Whether layers attend by codes of the keys."""
         return self._index is not None
+
+    @property
+    def drafts(self) -> DraftStep | None:
+        return None if self._drafts is None or self.looks_up else self._drafts.answer
+
+    def begin_drafts(self, following: int) -> DraftState:
+        """Set up the drafter for rounds that follow each other, with so many further positions."""
+        drafts = self._drafts
+        if drafts is None or self.looks_up:
+            raise UsageError("the engine cannot draft for this sequence: see Session.drafts")
+        drafts.begin(self._record, self._caches, self.length, self.engine.target.window, following)
+        return drafts
 
     # A forward calls these in order: prepare, then keep for a draft, then finish.
 

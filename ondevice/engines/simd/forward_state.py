@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import KVCache, first_drafted
-from ondevice.engines.protocol import MAX_SESSIONS, ROOT, Continuation, DraftStep, Proposals, TokenTree
+from ondevice.engines.protocol import (
+    MAX_CHAIN,
+    MAX_CHAINS,
+    MAX_SESSIONS,
+    ROOT,
+    Continuation,
+    Drafting,
+    DraftStep,
+    Proposals,
+    TokenTree,
+)
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels import contract
@@ -137,6 +147,7 @@ class ForwardState(SlotArray):
         self.slots[contract.CACHE_BITS] = cache_bits
         self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MAX_SESSIONS, np.int64)
+        self._verdicts = np.zeros((MAX_CHAINS, 2), np.int64)
         self.point(contract.TOKENS, self._tokens)
         self.point(contract.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
@@ -176,29 +187,63 @@ class ForwardState(SlotArray):
         angles = positions.astype(np.float32)[:, None] * self._frequencies
         np.cos(angles, out=self._cosines[: len(positions)], dtype=np.float64)
         np.sin(angles, out=self._sines[: len(positions)], dtype=np.float64)
-        self.slots[contract.MOST_RUNS] = 1
+        self.slots[contract.MOST_RUNS], self.slots[contract.DRAFTS] = 1, 0
 
     def set_continuation(self, continuation: Continuation, logits_bytes: int, hidden_bytes: int) -> None:
-        """Let the plan of a single row run once more for each token that is chosen. Call it after `set_rows`.
+        """Let the plan run once more for each token that is chosen. Call it after `set_rows`.
 
         Args:
             continuation: how tokens are chosen. The caller keeps it alive while the plan runs.
             logits_bytes, hidden_bytes: bytes of a row of logits, and of hidden states.
         """
+        self.slots[contract.MOVED] = self.slots[contract.DRAFTED] = 0
         self.slots[contract.MOST_RUNS] = continuation.most
         self.slots[contract.NEXT_TOKEN] = continuation.choose
         self.slots[contract.NEXT_RECORD] = address_of(continuation.record)
         self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
+
+    def set_drafting(self, drafting: Drafting, drafts: DraftState, window: int | None) -> None:
+        """Let a drafter's steps precede every run. Call it after `set_continuation`, and after `drafts.begin`.
+
+        Args:
+            drafting: the length of a chain, and where the first one begins.
+            drafts: the drafter's state.
+            window: positions that the target's sliding layers see.
+        """
+        drafts.hidden[:], drafts.token[0] = drafting.hidden, self._tokens[0]
+        self.slots[contract.DRAFTS] = drafting.tokens
+        self.slots[contract.GUESS_RECORD] = address_of(drafting.record)
+        self.slots[contract.DRAFT_TOKEN] = address_of(drafts.token)
+        self.slots[contract.DRAFT_HIDDEN] = address_of(drafts.hidden)
+        self.slots[contract.DRAFT_FOLLOWING] = address_of(drafts.following)
+        self.slots[contract.DRAFT_WINDOW] = 0 if window is None else window + 1
+        self.slots[contract.VERDICTS] = address_of(self._verdicts)
+        self.slots[contract.DRAFT_TICKS] = self.slots[contract.FORWARD_TICKS] = 0
 
     @property
     def runs(self) -> int:
         """Number of times that the plan was run."""
         return int(self.slots[contract.RAN])
 
+    @property
+    def last_row(self) -> int:
+        """The last accepted row of the last run."""
+        return int(self.slots[contract.LAST_ROW])
+
     def chosen(self) -> list[int]:
-        """The tokens that the plan was run again for."""
-        chosen: list[int] = self._tokens[1 : self.runs].tolist()
+        """The tokens after the first that were accepted."""
+        chosen: list[int] = self._tokens[1 : 1 + self.slots[contract.MOVED] + self.slots[contract.LAST_ROW]].tolist()
         return chosen
+
+    def verdicts(self) -> list[tuple[int, int]]:
+        """The drafted and the accepted tokens of each run."""
+        return [(drafted, accepted) for drafted, accepted in self._verdicts[: self.runs].tolist()]
+
+    @property
+    def draft_share(self) -> float:
+        """Part of the time that went into drafts; 0 on processors without a clock."""
+        drafts, forwards = int(self.slots[contract.DRAFT_TICKS]), int(self.slots[contract.FORWARD_TICKS])
+        return drafts / (drafts + forwards) if drafts else 0.0
 
     def set_window(self, positions: int | None) -> None:
         """Set how many positions a row sees in sliding attention; None if no layer has it."""
@@ -241,7 +286,7 @@ class DraftState(ForwardState):
     """
 
     def __init__(self, draft: DraftPlan, rotary: Sequence[NDArray[np.float32]], cache_bits: int) -> None:
-        super().__init__(1, rotary, cache_bits)
+        super().__init__(MAX_CHAINS * (1 + MAX_CHAIN), rotary, cache_bits)
         self.plan, self.hidden, self.token, self.following = draft.plan, draft.hidden, draft.token, draft.following
         logits = np.zeros(draft.logits_width, np.float32)
         candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
@@ -251,16 +296,24 @@ class DraftState(ForwardState):
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(
-        self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int | None
+        self,
+        record: SequenceRecord,
+        caches: Mapping[AttentionKind, KVCache],
+        length: int,
+        window: int | None,
+        following: int = 0,
     ) -> None:
-        """Set up the steps of a round: all attend from the newest token's position, to committed rows only."""
+        """Set up the steps of a round: all attend from the newest token's position, to committed rows only.
+
+        following : further positions that steps of the same call may have, where rounds follow each other
+        """
         for cache in caches.values():
             cache.reserve(length, 0)
         record.set_rows(_ONE_ROW, length)
         record.set_place(contract.ALL, 0, 1)
         record.follow(caches)
-        position = np.array([length])
-        self.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
+        positions = np.arange(length, length + 1 + following)
+        self.set_rows(_ONE_ROW.tokens, positions, positions[:1], _NO_ROWS)
         self.set_window(None if window is None else length - first_drafted(length, window))
 
 

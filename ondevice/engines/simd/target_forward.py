@@ -17,7 +17,7 @@ import numpy as np
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import Continuation, Rows, TokenTree
-from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.forward_state import DraftState, ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.plan.builder import Plan
 from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
@@ -28,13 +28,13 @@ EACH_ROW_COUNT = 8
 """Up to this many rows, each row count is a kind of work of its own. Beyond, all row counts up to the next power of two
 are one kind, because a row takes nearly the same time in all of them."""
 
-WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER, EMBED = range(0, 6 * NEIGHBOURS, NEIGHBOURS)
+WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER, EMBED, ROUNDS = range(0, 7 * NEIGHBOURS, NEIGHBOURS)
 """Kinds of work for the thread pool; the row count is added to them.
 
 Whole rows in one pass, drafted rows in one pass, the lower layers of either, the upper layers of whole rows, the upper
-layers of drafted rows, the embedding of rows of which some are soft. The two kinds of upper layers are apart because a
-path may have no upper layers: when they were one kind, these microseconds taught the pool to run the upper layers of
-whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
+layers of drafted rows, the embedding of rows of which some are soft, whole rows behind a drafter's steps. The two kinds
+of upper layers are apart because a path may have no upper layers: when they were one kind, these microseconds taught
+the pool to run the upper layers of whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
 
@@ -191,6 +191,24 @@ class TargetForward:
         self._write(batch, records)
         return self._run(program.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
 
+    def run_rounds(self, batch: ForwardRows, record: SequenceRecord, drafts: DraftState) -> int:
+        """Run a continuation that drafts: the rows are those of a round with the longest draft.
+
+        Returns:
+            The number of threads that took part.
+        """
+        program, count = self._program, len(batch.tokens)
+        assert batch.continuation is not None
+        assert batch.continuation.drafting is not None
+        self._write(batch, [record])
+        drafts.set_sequences([record], program.scratch)
+        self._state.set_drafting(batch.continuation.drafting, drafts, program.models.target.config.window)
+        record.set_place(contract.ALL, 0, 1)  # the first step is the drafter's
+        last = int(batch.positions[0]) + count * batch.continuation.most
+        steps = program.steps(program.plan(batch.path), last)
+        draft = program.steps(drafts.plan, last), drafts.slots
+        return program.pool.run(steps, self._state.slots, *kind_of_work(count, ROUNDS), draft=draft)
+
     def lower_streams(self, batch: ForwardRows) -> tuple[LayerPath, list[list[Float32Array]]]:
         """After a draft forward: the layers that are common with whole rows, and copies of each session's streams
         there.
@@ -222,9 +240,9 @@ class TargetForward:
             record.set_place(contract.ALL, first, size)
             record.set_place(contract.WANTED, first_wanted, wanted)
             first, first_wanted = first + size, first_wanted + wanted
-        positions, following = batch.positions, batch.following
-        if following:
-            positions = np.arange(positions[0], positions[0] + 1 + following)
+        positions = batch.positions
+        if batch.continuation is not None:
+            positions = np.arange(positions[0], positions[0] + len(positions) * batch.continuation.most)
         self._state.set_rows(batch.tokens, positions, batch.positions + 1, batch.wanted, batch.block_stop)
         self._state.set_sequences(records, self._program.scratch)
         if batch.continuation is not None:

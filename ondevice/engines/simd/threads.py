@@ -40,6 +40,7 @@ class _Job(NamedTuple):
 
     plan, steps : address and number of steps, each WIDTH numbers: see `kernels.forward.run`
     state, slots : address and number of the forward's slots
+    draft_plan, draft_steps, draft_state : those of a drafter's step; the plan's where there are no drafts
     threads : number of threads that take part
     before : number of arrivals at the barrier before the first of them begins
     """
@@ -48,6 +49,9 @@ class _Job(NamedTuple):
     steps: int
     state: int
     slots: int
+    draft_plan: int
+    draft_steps: int
+    draft_state: int
     threads: int
     before: int
 
@@ -73,7 +77,15 @@ class ThreadPool:
         for number, queue in enumerate(self._queues, 1):
             threading.Thread(target=self._work, args=(number, queue), name=f"ondevice-{number}", daemon=True).start()
 
-    def run(self, plan: Int64Array, state: Int64Array, kind: int, units: int = 1) -> int:
+    def run(
+        self,
+        plan: Int64Array,
+        state: Int64Array,
+        kind: int,
+        units: int = 1,
+        *,
+        draft: tuple[Int64Array, Int64Array] | None = None,
+    ) -> int:
         """Run every step of a plan. When this returns, even by an interrupt, all threads have finished the last step.
 
         Args:
@@ -81,6 +93,7 @@ class ThreadPool:
             state: the forward's slots.
             kind: number of the kind of work, whose runs take the same time per unit: see NEIGHBOURS.
             units: amount of work of a run of the plan.
+            draft: the plan and the slots of a drafter's step, if drafts are made between runs of the plan.
 
         Returns:
             The number of threads that took part.
@@ -91,7 +104,7 @@ class ThreadPool:
         threads = choice.threads
         with _ONE_AT_A_TIME.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
-            self._run(plan, state, threads)
+            self._run(plan, state, threads, draft)
             now = time.perf_counter()
         choice.observe(now - started, self._counters.waited(threads), now, units * int(state[RAN]))
         return threads
@@ -109,9 +122,14 @@ class ThreadPool:
         near = [other for other in tried if other // NEIGHBOURS == kind // NEIGHBOURS]
         return tried[min(near, key=lambda other: abs(other - kind))] if near else max(tried.values(), default=None)
 
-    def _run(self, plan: Int64Array, state: Int64Array, threads: int) -> None:
-        arrivals = self._counters.arrivals
-        job = _Job(address_of(plan), len(plan), address_of(state), len(state), threads, arrivals)
+    def _run(
+        self, plan: Int64Array, state: Int64Array, threads: int, draft: tuple[Int64Array, Int64Array] | None = None
+    ) -> None:
+        arrivals, (draft_plan, draft_state) = self._counters.arrivals, draft or (plan, state)
+        job = _Job(
+            address_of(plan), len(plan), address_of(state), len(state),
+            address_of(draft_plan), len(draft_plan), address_of(draft_state), threads, arrivals,
+        )  # fmt: skip
         try:
             self._post(job)
         except BaseException:
@@ -130,6 +148,7 @@ class ThreadPool:
         """
         return run.function(
             job.plan, job.steps, WIDTH, job.state, job.slots,
+            job.draft_plan, job.draft_steps, WIDTH, job.draft_state, job.slots,
             number, job.threads, self._counters.address, job.before, self._scratch[number],
         )  # fmt: skip
 

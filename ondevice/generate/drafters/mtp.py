@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.model_config import ACCEPTANCE
-from ondevice.engines.protocol import ROOT
+from ondevice.engines.protocol import MAX_CHAIN, ROOT
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
@@ -56,6 +58,17 @@ class MtpDrafter(TreeDrafter):
             return Forecast(self._acceptance.survival(nodes), self.name)
         survival = self._acceptance.survival_with_siblings(nodes, self._siblings[0].rate())
         return Forecast(survival, self.name)
+
+    def chain(self, request: DraftRequest) -> tuple[int, Float32Array]:
+        count, survival = 0, self._acceptance.survival(min(request.nodes, MAX_CHAIN)).tolist()
+        while count < len(survival) and request.pays_step(count, survival[count]):
+            count += 1
+        return count, self._hidden
+
+    def verified(self, verdicts: Sequence[tuple[int, int]]) -> None:
+        for drafted, accepted in verdicts:
+            self._acceptance.learn(drafted, accepted, accepted + 1)
+        self._learnt = sum(accepted + 1 for _, accepted in verdicts)
 
     def draft(self, request: DraftRequest) -> Draft:
         """Grow a tree, with one draft step for each token that is expanded."""

@@ -203,6 +203,21 @@ class Reader(Protocol):
 
 
 @runtime_checkable
+class ChainDrafter(Protocol):
+    """A drafter whose steps an engine can run by itself, for rounds of chains: see `engines.protocol.Drafting`."""
+
+    def chain(self, request: DraftRequest) -> tuple[int, Float32Array]:
+        """The number of tokens of a chain whose steps pay on average; and float32[H], which the first step reads."""
+        ...
+
+    def verified(self, verdicts: Sequence[tuple[int, int]]) -> None:
+        """Report chains that the engine drafted: the number of drafted and of accepted tokens of each. `observe`
+        follows, with all their tokens together.
+        """
+        ...
+
+
+@runtime_checkable
 class Searcher(Protocol):
     """A drafter that looks for a better way of drafting during `observe`. It limits the time of that by itself, and the
     loop subtracts it from the rounds.

@@ -56,9 +56,11 @@ class TreeDrafter:
         self._hidden = np.zeros(0, np.float32)
         self._tree: GuessedTree | None = None
         """The last draft, until its verdict is observed."""
+        self._learnt = 0
+        """Tokens that are still to be observed, of drafts whose verdicts are known."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        self._session, self._newest, self._tree = session, None, None
+        self._session, self._newest, self._tree, self._learnt = session, None, None, 0
         self._grows_trees = self._branches > 1 and session.exact_trees
 
     def forget(self) -> None:
@@ -124,7 +126,8 @@ class TreeDrafter:
                     self._siblings[rank - 1].add(guess.token == token)
             firsts.append(guesses[0].token == token)
         hits = firsts.index(False) if False in firsts else len(firsts)
-        self._acceptance.learn(len(firsts), hits, len(emitted))
+        self._acceptance.learn(len(firsts), hits, len(emitted) - self._learnt)
+        self._learnt = 0
         return hits
 
     def _valid(self, guesses: list[Guess]) -> list[Guess]:

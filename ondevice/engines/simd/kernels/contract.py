@@ -32,10 +32,11 @@ ARRIVALS, CLAIMS, TICKS = 0, 1, 3
 the ticks that each thread ran and the ticks that it waited, summed over all runs."""
 
 
-@entry("forward", "i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")
+@entry("forward", "i64[,] i64[] i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")
 def run(
-    plan: Int64Array, state: Int64Array, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> Any:
+    plan: Int64Array, state: Int64Array, draft_plan: Int64Array, draft_state: Int64Array,
+    thread: int, threads: int, counters: int, before: int, scratch: int,
+) -> Any:  # fmt: skip
     """Run one thread's share of every step of a plan, once or several times; returns the number of arrivals at the
     barrier then.
     """
@@ -623,21 +624,37 @@ same time: see `shares_bytes`."""
 EXPERTS_READ = 26
 """Number of experts whose weights the forward has read so far, in all layers together."""
 
-# A forward of one row may be followed by those of the tokens that are chosen from it, in the same call of `run`.
+# A call of `run` may run the plan of one sequence several times, each time for the token that was chosen from the last
+# one's logits; and before each time a drafter's plan, whose tokens the next rows are. See `continue_run`.
 
 RAN = 27
 """Number of times that the plan was run, a result."""
 MOST_RUNS = 28
-"""Most runs; 0 or 1 for a plan that runs once."""
+"""Most runs; 0 or 1 for a plan that runs once, without drafts."""
 NEXT_TOKEN, NEXT_RECORD = 29, 30
 """Addresses of the C function that chooses the token after a row, and of its arguments: see `Continuation`."""
-CHOSEN_FROM, CHOSEN_AT = 0, 2
-"""Places in these arguments, of the address of the row of logits and of the position of the token."""
+CHOSEN_FROM, VOCABULARY, CHOSEN_AT = range(3)
+"""Places in these arguments: address and length of the row of logits, position of the token."""
 LOGITS_STRIDE, HIDDEN_STRIDE = 31, 32
-"""Bytes from a row of logits, and of hidden states, to that of the next run."""
-AGAIN = 33
-"""Whether the plan is run once more; written by the first thread."""
-SLOTS = 34
+"""Bytes from a row of logits, and of hidden states, to the next. Without drafts every run writes a row of its own."""
+TURN = 33
+"""What is run next: one of the following numbers; written by the first thread."""
+END, FORWARD, DRAFT = range(3)
+MOVED, LAST_ROW = 34, 35
+"""Results: number of rows that were accepted before the last run; and the last row that was accepted in it."""
+DRAFTS, DRAFTED = 36, 37
+"""Tokens of a draft at most, 0 for none; and those of the present one."""
+GUESS_RECORD = 38
+"""Address of the arguments of the same C function that choose from the drafter's logits."""
+DRAFT_TOKEN, DRAFT_HIDDEN, DRAFT_FOLLOWING = 39, 40, 41
+"""Addresses of a draft step's token int64[1], of its hidden state float32[H], and of the following one."""
+DRAFT_WINDOW = 42
+"""Verified positions that a drafter's sliding layers see at most."""
+VERDICTS = 43
+"""Address of int64[MOST_RUNS, 2], a result: the drafted and the accepted tokens of each run."""
+DRAFT_TICKS, FORWARD_TICKS = 44, 45
+"""Ticks of the first thread in draft steps, and in forwards."""
+SLOTS = 46
 
 # A sequence's record.
 

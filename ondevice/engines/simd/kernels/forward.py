@@ -3,11 +3,13 @@
 The steps are in the files that are imported here. Within a step threads either take fixed shares of the units of work,
 or claim them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
 
-A call may run the plan of a single row several times, each time for the token that is chosen from the logits of the
-last time.
+A call may run the plan of one sequence several times, each time for the token that is chosen from the logits of the
+last time, with a drafter's steps between: multi-step decoding, `continue_run`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +17,8 @@ from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
-from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.contract import AGAIN, ARRIVALS, CLAIMS, LINE, MOST_RUNS, RAN, TICKS, Attend
+from ondevice.engines.simd.kernels.attention.query_key_value import copy, head
+from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -47,27 +49,41 @@ def attend(words: np.ndarray, state: np.ndarray, thread: int, threads: int, clai
 
 @kernel
 def run(
-    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> int:
-    """One thread's share of every step, once, or as often as `continues` says.
+    plan: np.ndarray, state: np.ndarray, draft_plan: np.ndarray, draft_state: np.ndarray,
+    thread: int, threads: int, counters: int, before: int, scratch: int,
+) -> int:  # fmt: skip
+    """One thread's share of every step of a plan; or of several runs of it and of a drafter's plan, as `continue_run`
+    says.
 
-    Arguments as for `run_steps`. Returns the number of arrivals when all threads are done.
+    Args:
+        plan, state, thread, threads, counters, before, scratch: as for `run_steps`.
+        draft_plan, draft_state: those of a drafter's step; not read without drafts.
+
+    Returns:
+        The number of arrivals when all threads are done.
     """
-    arrivals, most_runs = before, state[MOST_RUNS]
+    arrivals, drafts = before, state[contract.DRAFTS] > 0
+    turns, turn = drafts or state[contract.MOST_RUNS] > 1, np.int64(contract.DRAFT if drafts else contract.FORWARD)
     if thread == 0:
-        state[RAN] = 1
-    again = True
-    while again:
-        run_steps(plan, state, thread, threads, counters, arrivals, scratch)
-        arrivals += threads * len(plan)
-        if most_runs < 2:
+        state[contract.RAN] = 1
+    while turn != contract.END:
+        began = ticks()
+        if turn == contract.DRAFT:
+            run_steps(draft_plan, draft_state, thread, threads, counters, arrivals, scratch)
+            arrivals += threads * len(draft_plan)
+        else:
+            run_steps(plan, state, thread, threads, counters, arrivals, scratch)
+            arrivals += threads * len(plan)
+        if not turns:
             break  # behind the last barrier no slot is read: the next call may write it while this thread is stopped
         if thread == 0:
-            state[AGAIN] = continues(state)
+            state[contract.TURN] = continue_run(state, draft_state, turn)
+            place = contract.DRAFT_TICKS if turn == contract.DRAFT else contract.FORWARD_TICKS
+            state[place] += ticks() - began
         arrivals += threads
         wait_for_all(counters + LINE * ARRIVALS, arrivals)
-        again = state[AGAIN] != 0
-    if most_runs > 1:
+        turn = state[contract.TURN]
+    if turns:
         arrivals += threads
         wait_for_all(counters + LINE * ARRIVALS, arrivals)
     return arrivals
@@ -139,34 +155,104 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
 
 
 @kernel
-def continues(state: np.ndarray) -> bool:
-    """Choose the token that follows the single row which was just run, and write the slots of that token's forward.
-    After the last run write back the addresses that were moved.
+def continue_run(state: np.ndarray, draft_state: np.ndarray, turn: int) -> int:
+    """Choose a token from the logits that were just computed, and write the slots of the next run.
+
+    Without drafts, a forward of one row is followed by that of the token that was chosen. With drafts, the drafter runs
+    a step for each token of a chain; a forward of the newest token and the chain verifies it; and the chain is accepted
+    as far as the tokens that are chosen equal it.
 
     Returns:
-        Whether there is such a token.
+        The next turn: END, FORWARD or DRAFT.
     """
-    runs, token = state[RAN], np.int64(-1)
-    if runs < state[MOST_RUNS]:
-        record = state[contract.NEXT_RECORD]
-        write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS])
-        write_i64(record + 8 * contract.CHOSEN_AT, read_i64(state[contract.STOP]))
-        token = call_entry(state[contract.NEXT_TOKEN], record)
-    if token < 0:
-        state[contract.TOKENS] -= 8 * (runs - 1)
-        state[contract.COSINES] -= state[contract.ROTARY_STRIDE] * (runs - 1)
-        state[contract.SINES] -= state[contract.ROTARY_STRIDE] * (runs - 1)
-        return False
-    state[contract.TOKENS] += 8
+    if turn == contract.DRAFT:
+        return take_guess(state, draft_state)
+    run, drafted = state[contract.RAN], state[contract.DRAFTED]
+    last, row, token = run == state[contract.MOST_RUNS], 0, np.int64(-1)
+    if not last or drafted:
+        token = chosen_after(state, row)
+        while row < drafted and token == read_i64(state[contract.TOKENS] + 8 * (row + 1)):
+            row += 1
+            token = chosen_after(state, row)
+    state[contract.LAST_ROW] = row
+    if state[contract.DRAFTS]:
+        write_i64(state[contract.VERDICTS] + 16 * (run - 1), drafted)
+        write_i64(state[contract.VERDICTS] + 16 * (run - 1) + 8, np.int64(row))
+    if last or token < 0:
+        move(state, draft_state, -state[contract.MOVED])
+        return contract.END
+    state[contract.MOVED] += row + 1
+    move(state, draft_state, row + 1)
     write_i64(state[contract.TOKENS], token)
-    state[contract.COSINES] += state[contract.ROTARY_STRIDE]
-    state[contract.SINES] += state[contract.ROTARY_STRIDE]
-    state[contract.LOGITS] += state[contract.LOGITS_STRIDE]
-    state[contract.HIDDEN] += state[contract.HIDDEN_STRIDE]
-    length = read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH
-    write_i64(length, read_i64(length) + 1)
+    sequence = read_i64(state[contract.SEQUENCES])
+    length = read_i64(sequence + 8 * contract.LENGTH) + row + 1
+    write_i64(sequence + 8 * contract.LENGTH, length)
+    state[contract.RAN] = run + 1
+    if not state[contract.DRAFTS]:
+        state[contract.LOGITS] += state[contract.LOGITS_STRIDE]
+        state[contract.HIDDEN] += state[contract.HIDDEN_STRIDE]
+        write_stops(state, length, 1)
+        return contract.FORWARD
+    state[contract.DRAFTED] = 0
+    write_i64(state[contract.DRAFT_TOKEN], token)
+    hidden = state[contract.HIDDEN] + row * state[contract.HIDDEN_STRIDE]
+    copy(hidden, state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
     for kind in range(2):
-        stop = state[contract.STOP + kind]
-        write_i64(stop, read_i64(stop) + 1)
-    state[RAN] = runs + 1
-    return True
+        write_i64(draft_state[contract.STOP + kind], length)
+    draft_state[contract.WINDOW + 1] = min(length, state[contract.DRAFT_WINDOW])
+    write_i64(sequence + 8 * (contract.ROW_COUNT + contract.ALL), np.int64(1))
+    return contract.DRAFT
+
+
+@kernel
+def take_guess(state: np.ndarray, draft_state: np.ndarray) -> int:
+    """Append the token that is chosen from the drafter's logits to the chain; returns the next turn. Where none can be
+    chosen, as from a damaged drafter, the chain ends.
+    """
+    record, drafted = state[contract.GUESS_RECORD], state[contract.DRAFTED]
+    sequence = read_i64(state[contract.SEQUENCES])
+    length = read_i64(sequence + 8 * contract.LENGTH)
+    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + drafted)
+    token = call_entry(state[contract.NEXT_TOKEN], record)
+    if 0 <= token < read_i64(state[contract.NEXT_RECORD] + 8 * contract.VOCABULARY):
+        drafted += 1
+        state[contract.DRAFTED] = drafted
+        write_i64(state[contract.TOKENS] + 8 * drafted, token)
+        if drafted < state[contract.DRAFTS]:
+            write_i64(state[contract.DRAFT_TOKEN], token)
+            copy(state[contract.DRAFT_FOLLOWING], state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
+            return contract.DRAFT
+    for row_set in range(2):
+        state[row_set] = drafted + 1
+        write_i64(sequence + 8 * (contract.ROW_COUNT + row_set), drafted + 1)
+    write_stops(state, length, drafted + 1)
+    return contract.FORWARD
+
+
+@kernel
+def chosen_after(state: np.ndarray, row: int) -> Any:
+    """The token that is chosen from a row of logits; negative for none."""
+    record = state[contract.NEXT_RECORD]
+    length = read_i64(read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH)
+    write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS] + row * state[contract.LOGITS_STRIDE])
+    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + row)
+    return call_entry(state[contract.NEXT_TOKEN], record)
+
+
+@kernel
+def move(state: np.ndarray, draft_state: np.ndarray, rows: int) -> None:
+    """Move the addresses of tokens, cosines and sines by so many rows."""
+    state[contract.TOKENS] += 8 * rows
+    state[contract.COSINES] += state[contract.ROTARY_STRIDE] * rows
+    state[contract.SINES] += state[contract.ROTARY_STRIDE] * rows
+    if state[contract.DRAFTS]:
+        draft_state[contract.COSINES] += draft_state[contract.ROTARY_STRIDE] * rows
+        draft_state[contract.SINES] += draft_state[contract.ROTARY_STRIDE] * rows
+
+
+@kernel
+def write_stops(state: np.ndarray, length: int, rows: int) -> None:
+    """Let each row of a chain after `length` committed tokens see the positions up to its own."""
+    for kind in range(2):
+        for row in range(rows):
+            write_i64(state[contract.STOP + kind] + 8 * row, length + row + 1)
