@@ -1,72 +1,140 @@
-"""How much of plain decoding's time lies between its forwards, and how much is left where several run in one call?
+"""How much time lies between forwards, and how much is left where several run in one call of the kernels?
 
     python -m benchmarks.speed.multi_step BUNDLE [--repeats N]
 
-A forward that runs by itself is followed by Python: the token is chosen, reported and written for the next forward.
-With `engines.protocol.Continuation` that is done once for several forwards. All numbers of forwards take turns.
+A forward that runs by itself is followed by Python: the token is chosen, reported and written for the next forward; and
+with drafts, a draft is planned, made step by step, and judged. With `engines.protocol.Continuation` that is done once
+for several forwards, or rounds. All settings take turns, on the same replies. A bundle without an MTP drafter has plain
+forwards only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import numpy as np
 from tqdm import tqdm
 
 from benchmarks.command import command_line, machine_lines
 from ondevice.cli.bench.tables import table
 from ondevice.generate import loop
+from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
 from ondevice.model import Model, load
 
-AT_ONCE = (1, 2, 4, 8)
-"""Most forwards of one call."""
-PROMPT_TOKENS = 64
+PROMPTS = (
+    "Why is the sky blue? Explain it in detail.",
+    "Write a Python function that merges two sorted lists.",
+    "A farmer has 17 sheep, buys 5 and sells 9. How many are left? Explain each step.",
+    "Write a short story about a lighthouse keeper.",
+)
 NEW_TOKENS = 100
 
 
-class Times(NamedTuple):
-    """Milliseconds per token of a reply, and those of them in which the target's forwards ran."""
+class Setting(NamedTuple):
+    """drafts : tokens of each draft, 0 for none; at_once : forwards, or rounds, of a call at most"""
 
-    token: float
-    forward: float
+    drafts: int
+    at_once: int
 
 
-def measure(model: Model, temperature: float) -> Times:
+PLAIN = [Setting(0, count) for count in (1, 2, 4, 8)]
+DRAFTED = [Setting(drafts, count) for drafts in (1, 2) for count in (0, 1, 4)]
+"""With 0 rounds in a call, the draft is made in Python, and its forward is a call of its own."""
+
+
+class Found(NamedTuple):
+    """Tokens per second and per round, and milliseconds of a round and of its part outside the engine."""
+
+    tokens_per_s: float
+    tokens_per_round: float
+    round_ms: float
+    outside_ms: float
+
+
+@contextmanager
+def always(setting: Setting) -> Iterator[None]:
+    """Let every round run by a setting, whatever it costs."""
+
+    def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
+        count = min(limit, setting.drafts)
+        return RoundPlan(drafters[0], count, rounds=[setting.at_once] * count) if count else NO_ROOM
+
+    patches: list[Any] = [patch.object(Controller, "asked", lambda self, drafters: list(drafters))]
+    patches += [patch.object(Controller, "plan", plan), patch.object(loop, "MOST_AT_ONCE", max(setting.at_once, 2))]
+    if not setting.drafts:
+        patches = [patch.object(loop, "MOST_AT_ONCE", setting.at_once)]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def measure(model: Model, prompt: str, temperature: float, setting: Setting) -> Found:
     """Decode NEW_TOKENS tokens."""
-    prompt = np.random.default_rng(0).integers(0, model.manifest.target.vocab_size, PROMPT_TOKENS).tolist()
-    stats = model.generate(prompt, max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1, drafter="none").stats
-    return Times(*(1e3 * seconds / stats.target_forwards for seconds in (stats.decode_s, stats.target_s)))
+    with always(setting):
+        stats = model.generate(
+            [{"role": "user", "content": prompt}],
+            max_new_tokens=NEW_TOKENS,
+            temperature=temperature,
+            seed=1,
+            drafter="mtp" if setting.drafts else "none",
+        ).stats
+    rounds = stats.target_forwards
+    outside = stats.decode_s - stats.target_s - stats.draft_s
+    return Found(
+        stats.decode_tokens_per_s, stats.tokens_per_round, 1e3 * stats.decode_s / rounds, 1e3 * outside / rounds
+    )
 
 
-def report(runs: Mapping[tuple[float, int], Sequence[Times]]) -> str:
-    """Markdown: a line for each temperature and number of forwards."""
+def report(runs: Mapping[tuple[float, Setting], Sequence[Found]]) -> str:
+    """Markdown: a line for each temperature and setting."""
     rows = []
-    for (temperature, count), found in runs.items():
-        alone = runs[temperature, 1]
-        shares = [own.token / other.token for own, other in zip(found, alone, strict=True)]
-        token, forward = (median(each) for each in zip(*found, strict=True))
-        rows.append([f"{temperature:g}", str(count), f"{token:.2f}", f"{token - forward:.2f}", f"{median(shares):.2f}"])
-    titles = ["T", "forwards in a call, at most", "ms per token", "of it outside the engine", "of one forward a call"]
+    for (temperature, setting), found in runs.items():
+        alone, best = runs[temperature, PLAIN[0]], runs[temperature, PLAIN[-1]]
+        gains = [
+            geometric_mean(own.tokens_per_s / other.tokens_per_s for own, other in zip(found, others, strict=True))
+            for others in (alone, best)
+        ]
+        middle = [median(column) for column in zip(*found, strict=True)]
+        rows.append(
+            [
+                f"{temperature:g}",
+                str(setting.drafts),
+                str(setting.at_once),
+                *(f"{value:.2f}" for value in middle[1:]),
+                *(f"{gain:.2f}" for gain in gains),
+            ]
+        )
+    titles = [
+        "T", "drafts", "rounds in a call", "tokens/round", "ms per round", "outside forward and draft",
+        f"of plain, {PLAIN[0].at_once} in a call", f"of plain, {PLAIN[-1].at_once}",
+    ]  # fmt: skip
     return table(titles, rows, left=())
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="turns (default: 15)")
+    parser.add_argument("--repeats", type=int, default=4, metavar="N", help="turns of each prompt (default: 4)")
     arguments = parser.parse_args()
-    runs: dict[tuple[float, int], list[Times]] = {}
+    runs: dict[tuple[float, Setting], list[Found]] = {}
     with load(arguments.bundle) as model:
-        for temperature in (0.0, 1.0):
-            measure(model, temperature)
-            for _ in tqdm(range(arguments.repeats), disable=None):
-                for count in AT_ONCE:
-                    with patch.object(loop, "MOST_AT_ONCE", count):
-                        runs.setdefault((temperature, count), []).append(measure(model, temperature))
+        settings = PLAIN + (DRAFTED if model.manifest.drafter is not None else [])
+        with tqdm(total=2 * len(PROMPTS) * arguments.repeats * len(settings), disable=None) as bar:
+            for temperature in (0.0, 1.0):
+                measure(model, PROMPTS[0], temperature, settings[-1])
+                for prompt in PROMPTS * arguments.repeats:
+                    for setting in settings:
+                        found = measure(model, prompt, temperature, setting)
+                        runs.setdefault((temperature, setting), []).append(found)
+                        bar.update()
         print(report(runs))
         print()
         print(machine_lines(arguments.bundle.name, model.threads))
