@@ -3,7 +3,7 @@
     python -m benchmarks.speed.multi_step BUNDLE [--repeats N]
 
 A forward that runs by itself is followed by Python: the token is chosen, reported and written for the next forward; and
-with drafts, a draft is planned, made step by step, and judged. With `engines.protocol.Continuation` that is done once
+with drafts, a draft is planned, made step by step, and judged. With `engines.protocol.MultiStep` that is done once
 for several forwards, or rounds. All settings take turns, on the same replies. A bundle without an MTP drafter has plain
 forwards only.
 """

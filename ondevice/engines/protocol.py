@@ -25,7 +25,7 @@ MAX_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
 MAX_CHAINS, MAX_CHAIN = 4, 8
-"""Most forwards with drafts that a `Continuation` runs, and most tokens of a draft."""
+"""Most forwards with drafts that a `MultiStep` runs, and most tokens of a draft."""
 
 KVCacheType = Literal["fp16", "int8"]
 """Number format of cached keys and values. int8 takes half the memory and exists on `simd` only; `ort` stores float32
@@ -157,7 +157,7 @@ class Session(Protocol):
 
     @property
     def drafts(self) -> DraftStep | None:
-        """The arrays of `draft_step`, if the engine can draft in a `Continuation` of this sequence; else None."""
+        """The arrays of `draft_step`, if the engine can draft in a `MultiStep` of this sequence; else None."""
         ...
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:
@@ -206,11 +206,11 @@ class Rows:
     path: LayerPath = WHOLE
     soft: Float32Array | None = None
     blocks: Sequence[tuple[int, int]] = ()
-    continuation: Continuation | None = None
+    continuation: MultiStep | None = None
 
 
 @dataclass(frozen=True)
-class Continuation:
+class MultiStep:
     """Multi-step decoding: an engine may follow the forward of a single row by those of the tokens that it chooses,
     each from the logits of the row before it. An engine that does not, or not for this row, ignores it.
 
@@ -230,17 +230,17 @@ class Continuation:
     choose: int
     record: Int64Array
     held: object
-    drafting: Drafting | None = None
+    drafting: Chains | None = None
 
 
 @dataclass(frozen=True)
-class Drafting:
+class Chains:
     """Before each forward the bundle's drafter proposes a chain, whose tokens are further rows. It is accepted as far
     as it equals what is chosen from these rows, so that the tokens are those of a continuation without drafts.
 
     tokens : most tokens of a chain
     hidden : float32[H], the hidden state of the row that the newest token was chosen from
-    record : int64[n], the arguments of `Continuation.choose` for the drafter's logits
+    record : int64[n], the arguments of `MultiStep.choose` for the drafter's logits
     """
 
     tokens: int
@@ -506,7 +506,7 @@ def _check_rows(rows: Rows, target: Target) -> None:
         raise ValueError(f"wanted rows must be ascending and within 0..{count - 1}")
 
 
-def _check_continuation(continuation: Continuation, target: Target, most: int) -> None:
+def _check_continuation(continuation: MultiStep, target: Target, most: int) -> None:
     drafting, count = continuation.drafting, continuation.most
     if drafting is None:
         if not 1 <= count <= most:

@@ -106,7 +106,7 @@ class Costs:
         """Learn from a decoding round.
 
         Ignored are forwards in which a sequence was prefilling, because they have rows whose outputs nothing needs, and
-        forwards too short for the clock. Where plain decoding runs several forwards in one call (`Continuation`), one
+        forwards too short for the clock. Where plain decoding runs several forwards in one call (`MultiStep`), one
         that was called alone does not tell what a plain one costs.
         """
         forward = this.forward

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import Continuation, Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import MultiStep, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, RoundPlan
 from ondevice.generate.drafters.protocol import (
@@ -274,7 +274,7 @@ class Speculation:
         self._observed = [0] * len(drafters)
         """By drafter, how many of these it has observed."""
         self.idle: IdleReason | None = None
-        self.continuation: Continuation | None = None
+        self.continuation: MultiStep | None = None
         self.source = NO_DRAFT.source
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
@@ -326,7 +326,7 @@ class Speculation:
             self.continuation = self._plain(min(room, self._controller.plain_forwards()), outputs)
         return draft
 
-    def _plain(self, most: int, outputs: Outputs) -> Continuation | None:
+    def _plain(self, most: int, outputs: Outputs) -> MultiStep | None:
         """How the engine goes on with plain forwards, up to `most`; None where it cannot choose their tokens."""
         forwards = min(most, _forwards_at_once(outputs))
         vocab_size = outputs.logits.shape[1]
@@ -367,7 +367,7 @@ class Speculation:
         constraint = self._sampler.constraint
         return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
-    def _chains_of(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> Continuation | None:
+    def _chains_of(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> MultiStep | None:
         """How the engine drafts and verifies chains of the planned drafter by itself; None where it cannot.
 
         Args:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
-from ondevice.engines.protocol import Continuation, Drafting, DraftStep
+from ondevice.engines.protocol import Chains, DraftStep, MultiStep
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of, next_token
@@ -120,7 +120,7 @@ class Sampler:
             raise nothing_to_choose(logits)
         return int(tokens[0])
 
-    def continuation(self, most: int, ends: frozenset[int], vocab_size: int) -> Continuation | None:
+    def continuation(self, most: int, ends: frozenset[int], vocab_size: int) -> MultiStep | None:
         """How an engine chooses tokens as `choose` does, until it would choose one of `ends`; None where that takes
         Python: with processors, a constraint, or penalties.
 
@@ -137,21 +137,21 @@ class Sampler:
                 return None
             row = np.zeros(vocab_size, np.float32)
             self._choice = self._row_draw.record(row, None, ends, (biased, biases) if len(biased) else None)
-        return Continuation(most, next_token.address, *self._choice)
+        return MultiStep(most, next_token.address, *self._choice)
 
-    def drafting(self, step: DraftStep, tokens: int, hidden: Float32Array) -> Drafting | None:
+    def drafting(self, step: DraftStep, tokens: int, hidden: Float32Array) -> Chains | None:
         """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python.
 
         Args:
             step: the arrays in which a draft step leaves its results.
             tokens: most tokens of a chain.
-            hidden: float32[H], see `Drafting`.
+            hidden: float32[H], see `Chains`.
         """
         if self.reads_text or self.processors:
             return None
         if self._guesses is None or self._guesses[0] is not step:
             self._guesses = step, *self._row_draw.record(step.logits, step.candidates)
-        return Drafting(tokens, hidden, self._guesses[1])
+        return Chains(tokens, hidden, self._guesses[1])
 
     def guess(
         self,

@@ -98,7 +98,7 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
 
 def accept_chosen(chosen: Sequence[int], logits: Float32Array, context: Sequence[int], sampler: Sampler) -> Verdict:
     """The verdict of a round without a draft: the tokens that the engine chose, which are the target's own choices (see
-    `Continuation`), then the one that follows the last row.
+    `MultiStep`), then the one that follows the last row.
 
     Args:
         chosen: n tokens.

@@ -22,10 +22,10 @@ from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import LayerPath, PathMemory
 from ondevice.engines.protocol import (
-    Continuation,
-    Drafting,
+    Chains,
     DraftStep,
     KVCacheType,
+    MultiStep,
     Outputs,
     Proposals,
     Rows,
@@ -176,7 +176,7 @@ class SimdEngine:
         return outputs
 
     def _draft_and_verify(
-        self, session: SimdSession, given: Rows, continuation: Continuation, drafting: Drafting
+        self, session: SimdSession, given: Rows, continuation: MultiStep, drafting: Chains
     ) -> Outputs:
         """Run rounds of a draft and a forward in one call of the kernels."""
         count = 1 + drafting.tokens

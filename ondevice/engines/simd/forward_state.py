@@ -21,9 +21,9 @@ from ondevice.engines.protocol import (
     MAX_CHAINS,
     MAX_SESSIONS,
     ROOT,
-    Continuation,
-    Drafting,
+    Chains,
     DraftStep,
+    MultiStep,
     Proposals,
     TokenTree,
 )
@@ -189,7 +189,7 @@ class ForwardState(SlotArray):
         np.sin(angles, out=self._sines[: len(positions)], dtype=np.float64)
         self.slots[contract.MOST_RUNS], self.slots[contract.DRAFTS] = 1, 0
 
-    def set_continuation(self, continuation: Continuation, logits_bytes: int, hidden_bytes: int) -> None:
+    def set_continuation(self, continuation: MultiStep, logits_bytes: int, hidden_bytes: int) -> None:
         """Let the plan run once more for each token that is chosen. Call it after `set_rows`.
 
         Args:
@@ -202,7 +202,7 @@ class ForwardState(SlotArray):
         self.slots[contract.NEXT_RECORD] = address_of(continuation.record)
         self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
 
-    def set_drafting(self, drafting: Drafting, drafts: DraftState, window: int | None) -> None:
+    def set_drafting(self, drafting: Chains, drafts: DraftState, window: int | None) -> None:
         """Let a drafter's steps precede every run. Call it after `set_continuation`, and after `drafts.begin`.
 
         Args:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
-from ondevice.engines.protocol import Continuation, Rows, TokenTree
+from ondevice.engines.protocol import MultiStep, Rows, TokenTree
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.plan.builder import Plan
@@ -59,7 +59,7 @@ class ForwardRows:
 
     soft: tuple[Int64Array, Float32Array] | None = None
     block_stop: Int64Array | None = None
-    continuation: Continuation | None = None
+    continuation: MultiStep | None = None
 
     def __init__(
         self,

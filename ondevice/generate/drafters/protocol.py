@@ -204,7 +204,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class ChainDrafter(Protocol):
-    """A drafter whose steps an engine can run by itself, for rounds of chains: see `engines.protocol.Drafting`."""
+    """A drafter whose steps an engine can run by itself, for rounds of chains: see `engines.protocol.Chains`."""
 
     def chain(self, request: DraftRequest) -> tuple[int, Float32Array]:
         """The number of tokens of a chain whose steps pay on average; and float32[H], which the first step reads."""

@@ -632,13 +632,13 @@ RAN = 27
 MOST_RUNS = 28
 """Most runs; 0 or 1 for a plan that runs once, without drafts."""
 NEXT_TOKEN, NEXT_RECORD = 29, 30
-"""Addresses of the C function that chooses the token after a row, and of its arguments: see `Continuation`."""
+"""Addresses of the C function that chooses the token after a row, and of its arguments: see `MultiStep`."""
 CHOSEN_FROM, VOCABULARY, CHOSEN_AT = range(3)
 """Places in these arguments: address and length of the row of logits, position of the token."""
 LOGITS_STRIDE, HIDDEN_STRIDE = 31, 32
 """Bytes from a row of logits, and of hidden states, to the next. Without drafts every run writes a row of its own."""
 TURN = 33
-"""What is run next: one of the following numbers; written by the first thread."""
+"""The next thing to run, one of the following numbers; written by the first thread."""
 END, FORWARD, DRAFT = range(3)
 MOVED, LAST_ROW = 34, 35
 """Results: number of rows that were accepted before the last run; and the last row that was accepted in it."""
