@@ -208,7 +208,7 @@ def test_drafts(pair: tuple[SimdEngine, SimdEngine], options: SamplingOptions, l
 
 
 def test_a_draft_ends_with_the_reply(engine: SimdEngine) -> None:
-    """The first token that is chosen ends the reply: no row of the chain before it is accepted, and no round follows."""
+    """The first token that is chosen ends the reply: no row of the chain is accepted, and no round follows."""
     sampler = Sampler(SamplingOptions(temperature=0.0))
     session = engine.open_session()
     extend(session, [1, 2, 3])
