@@ -62,6 +62,7 @@ class InstantSession:
 
     pending = 0
     nbytes = 0
+    drafts = None
 
     def __init__(self, text: Text) -> None:
         self.text = text
