@@ -45,7 +45,7 @@ def accept(
     The two are never mixed in one draft: the residual of the ratio rule would then depend on the noise that the draft
     was made with.
     """
-    if not len(draft):
+    if chosen or not (len(draft) or draft.probs is not None):
         return accept_chosen(chosen, logits, context, sampler)
     if draft.probs is None:
         return accept_matching(draft, logits, context, sampler)

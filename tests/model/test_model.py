@@ -98,8 +98,9 @@ def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
     rng, rows, forward = np.random.default_rng(0), [], reference_model.engine.forward
 
     def counting(batch: Sequence[Rows]) -> list[Outputs]:
-        rows.append(sum(len(each.tree) for each in batch))
-        return forward(batch)
+        found = forward(batch)
+        rows.append(sum(len(each.tree) for each in batch) + sum(len(each.chosen) for each in found))
+        return found
 
     monkeypatch.setattr(reference_model.engine, "forward", counting)
     reference_model.forget()
