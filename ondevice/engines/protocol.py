@@ -214,8 +214,8 @@ class MultiStep:
     """Multi-step decoding: an engine may follow the forward of a single row by those of the tokens that it chooses,
     each from the logits of the row before it. An engine that does not, or not for this row, ignores it.
 
-    Between two forwards nothing but the choice is done, and no Python is run: that takes 0.9 ms between two forwards
-    of 5 ms (SmolLM2-135M, AMD Zen 3).
+    Between two forwards nothing but the choice is done, and no Python is run: one call for each forward takes 1.15 to
+    1.2 times as long per token (SmolLM2-135M, AMD Zen 3; `benchmarks.speed.multi_step`).
 
     most : most forwards, the first one included
     choose : address of a C function that takes the address of `record`, and returns the token, or a negative number

@@ -52,7 +52,7 @@ REFRESH = 128
 
 PLAIN_FORWARDS = 4
 """Forwards of a round in which drafters were asked and nothing is drafted, where the engine runs several in one call
-(`MultiStep`). To ask after every token took a quarter of the time of a forward of SmolLM2-135M (AMD Zen 3)."""
+(`MultiStep`): to ask after every token would cost all that one call for several saves."""
 
 SPEED_KEEP = 0.95
 """Weight of earlier rounds in the speed that drafts are judged by, after a new one; remembers about 20."""
