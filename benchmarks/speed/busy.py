@@ -41,7 +41,7 @@ BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() 
 class AllThreads:
     """Replaces `ThreadChoice`: always all threads."""
 
-    tried = False
+    tried = trying = False
 
     def __init__(self, most: int, *_: object) -> None:
         self.threads = most

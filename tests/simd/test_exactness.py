@@ -59,7 +59,7 @@ def test_threads_that_come_and_go_change_no_bit(bundle: Bundle, monkeypatch: pyt
     class Turns:
         """Gives every run a different number of threads."""
 
-        tried = False
+        tried = trying = False
 
         def __init__(self, most: int, *_: object) -> None:
             self.threads = self._most = most

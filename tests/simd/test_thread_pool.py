@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import WIDTH
+from ondevice.engines.simd.kernels.contract import MOST_RUNS, SLOTS, WIDTH
 from ondevice.engines.simd.kernels.isa.memory import claim_part
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.forwards import run
@@ -65,7 +66,7 @@ def test_threads_that_wait_are_told_of() -> None:
 
 def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed:
-        made = 0
+        made, trying = 0, False
         started: ClassVar[list[int | None]] = []
 
         def __init__(self, most: int, start: int | None) -> None:
@@ -114,3 +115,19 @@ def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:
         first, *others = pool.map(logits, range(3))
     for other in others:
         np.testing.assert_array_equal(first, other)
+
+
+def test_another_number_of_threads_is_tried_for_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a core is busy, two threads can take ten times as long as one: six forwards of that would be felt."""
+
+    class Trying(AllThreads):
+        trying = True
+
+    state = np.zeros(SLOTS, np.int64)
+    for choice, left in ((Trying, 1), (AllThreads, 6)):
+        monkeypatch.setattr(thread_pool, "ThreadChoice", choice)
+        pool, state[MOST_RUNS] = ThreadPool(1, 64), 6
+        monkeypatch.setattr(pool, "_run", lambda *_: None)
+        pool.run(NOTHING, state, kind=0)
+        assert state[MOST_RUNS] == left
+        pool.close()

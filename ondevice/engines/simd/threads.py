@@ -19,7 +19,7 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, RAN, TICKS, WIDTH, run, spin_for_next
+from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, MOST_RUNS, RAN, TICKS, WIDTH, run, spin_for_next
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 
@@ -102,6 +102,8 @@ class ThreadPool:
         if choice is None:
             choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind))
         threads = choice.threads
+        if choice.trying:  # a number that may be far slower is tried for one forward, not for several in a call
+            state[MOST_RUNS] = min(int(state[MOST_RUNS]), 1)
         with _ONE_AT_A_TIME.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
             self._run(plan, state, threads, draft)
@@ -257,6 +259,11 @@ class ThreadChoice:
         self._return_runs = RETURN_RUNS
         self._last: float | None = None
         self.threads = self._ladder[self._rung]
+
+    @property
+    def trying(self) -> bool:
+        """Whether the next run tries another number."""
+        return self._trial is not None
 
     def observe(self, seconds: float, waited: float, now: float, units: int = 1) -> None:
         """Learn from a run with `threads`.
