@@ -108,7 +108,8 @@ class ThreadPool:
             started = time.perf_counter()
             self._run(plan, state, threads, draft)
             now = time.perf_counter()
-        choice.observe(now - started, self._counters.waited(threads), now, units * int(state[RAN]))
+        runs = int(state[RAN])
+        choice.observe(now - started, self._counters.waited(threads), now, units * runs, runs)
         return threads
 
     def close(self) -> None:
@@ -265,7 +266,7 @@ class ThreadChoice:
         """Whether the next run tries another number."""
         return self._trial is not None
 
-    def observe(self, seconds: float, waited: float, now: float, units: int = 1) -> None:
+    def observe(self, seconds: float, waited: float, now: float, units: int = 1, runs: int = 1) -> None:
         """Learn from a run with `threads`.
 
         Args:
@@ -273,6 +274,7 @@ class ThreadChoice:
             waited: share of the threads' time that they waited at barriers.
             now: time of its end, in seconds of a monotonic clock.
             units: amount of work; runs are compared by seconds per unit.
+            runs: number of runs that followed each other in one call.
         """
         if len(self._ladder) == 1:
             return
@@ -289,8 +291,8 @@ class ThreadChoice:
                 self._conclude(self._trial)
             return
         self._recent.append(seconds / units)
-        self._since_trial += 1
-        self._waiting = self._waiting + 1 if waited * self.threads > WAITED else 0
+        self._since_trial += runs
+        self._waiting = self._waiting + runs if waited * self.threads > WAITED else 0
         if len(self._recent) < RUNS:
             return
         usual = sorted(self._recent)[RUNS // 2]
