@@ -39,13 +39,13 @@ def accept(
     draft: Draft, logits: Float32Array, context: Sequence[int], sampler: Sampler, chosen: Sequence[int] = ()
 ) -> Verdict:
     """The verdict of a round. A draft is verified by the rule that is lossless for it: `accept_ratio` where it brings
-    the distributions that it was drawn from, `accept_matching` otherwise. Without one there is `accept_chosen`. For the
-    arguments see there.
+    the distributions that it was drawn from, `accept_matching` otherwise. `accept_chosen` is for tokens that the engine
+    chose. For the arguments see there.
 
     The two are never mixed in one draft: the residual of the ratio rule would then depend on the noise that the draft
     was made with.
     """
-    if chosen or not (len(draft) or draft.probs is not None):
+    if chosen:
         return accept_chosen(chosen, logits, context, sampler)
     if draft.probs is None:
         return accept_matching(draft, logits, context, sampler)
@@ -97,22 +97,17 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
 
 
 def accept_chosen(chosen: Sequence[int], logits: Float32Array, context: Sequence[int], sampler: Sampler) -> Verdict:
-    """The verdict of a round without a draft: the tokens that the engine chose, which are the target's own choices (see
-    `MultiStep`), then the one that follows the last row.
+    """The verdict on tokens that the engine chose, the target's own choices (see `MultiStep`): all of them, and the one
+    that follows the last row. Where nothing can be chosen there, they end before it, as in `accept_matching`.
 
     Args:
-        chosen: n tokens.
+        chosen: at least one token.
         logits: float32[rows, V]; the last row follows the last of these tokens.
         context, sampler: as for `accept_matching`.
-
-    Raises:
-        OndeviceError: as `Sampler.choose` does, where nothing was chosen before it.
     """
     try:
         own = sampler.choose(logits[-1], context, chosen)
     except OndeviceError:
-        if not chosen:
-            raise
         return Verdict(tuple(range(len(chosen))), tuple(chosen))
     return Verdict(tuple(range(1 + len(chosen))), (*chosen, own))
 

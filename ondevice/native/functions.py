@@ -152,8 +152,11 @@ class Entry(Generic[Parameters, Result]):
             TypeError: an array has another type than declared, or is not contiguous.
             RuntimeError: the kernel failed.
         """
-        given = [address_of(self.record(*args, **none))] if self.by_record else self._c_arguments(args)
-        result = self.function(*given)
+        if self.by_record:
+            record = self.record(*args, **none)  # referred to until the call returns
+            result = self.function(address_of(record))
+        else:
+            result = self.function(*self._c_arguments(args))
         if result == FAILED:
             raise RuntimeError(f"the kernel {self.name} failed")
         return cast(Result, result)

@@ -102,7 +102,7 @@ class SimdEngine:
         self._state = ForwardState(self.most_rows, self.target.frequencies(), BITS[kv_cache])
         self._state.set_window(self.target.window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
-        self._target = TargetForward(self._program, self._state, self.target.hidden_size)
+        self._target = TargetForward(self._program, self._state)
         self._since_release = 0
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()

@@ -153,15 +153,14 @@ class KeptRows:
 class TargetForward:
     """Runs forwards of one engine. The caller holds the engine's lock."""
 
-    def __init__(self, program: Program, state: ForwardState, hidden_size: int) -> None:
+    def __init__(self, program: Program, state: ForwardState) -> None:
         """
         Args:
             program: the plans of forwards, and the threads that run them.
             state: the slots that plans read.
-            hidden_size: numbers of a row of hidden states.
         """
         self._program, self._state = program, state
-        self._row_bytes = 4 * program.logits_width, 4 * hidden_size
+        self._row_bytes = 4 * program.logits_width, 4 * program.models.target.config.hidden_size
 
     def run(self, batch: ForwardRows, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
         """Run all rows, and those that follow. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
