@@ -122,14 +122,17 @@ DRAFTS: Any = {"drafter": "ngram", "num_assistant_tokens": 8, "num_assistant_tok
 """Options of replies in pictures: whether drafts pay depends on what else the machine does."""
 
 
+PIECE = b"event: response.output_text.delta"
+
+
 class Relay:
     """Connections to a server that can be cut, as those to a machine that sleeps. The page is opened at `url`.
 
-    limit : bytes that the server may still send, until the connections are cut
+    pieces : pieces of a reply's text that the server may still send, until the connections are cut
     """
 
     def __init__(self) -> None:
-        self.limit = inf
+        self.pieces = inf
         self._target = ("", 0)
         self._open: list[socket.socket] = []
         self._changing = threading.Lock()
@@ -159,7 +162,7 @@ class Relay:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
             self._open.clear()
-            self.limit = inf  # after that: what was held back must not be sent
+            self.pieces = inf  # after that: what was held back must not be sent
 
     def close(self) -> None:
         self.cut()
@@ -191,11 +194,13 @@ class Relay:
             threading.Thread(target=self._pass_on, args=(source, target)).start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        before = b""
         with suppress(OSError), source, target:
-            while data := source.recv(1 << 10):
-                while source.getpeername() == self._target and self.limit <= 0:
+            while data := source.recv(1 << 7):  # an event of a reply has more bytes
+                while source.getpeername() == self._target and self.pieces <= 0:
                     time.sleep(0.01)
-                self.limit -= len(data)
+                self.pieces -= (before + data).count(PIECE)
+                before = (before + data)[1 - len(PIECE) :]
                 target.sendall(data)
             target.shutdown(socket.SHUT_RDWR)
 

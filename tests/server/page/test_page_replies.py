@@ -269,7 +269,7 @@ def test_a_killed_server_is_joined_when_it_is_back(open_page, reference_bundle, 
         relay.lead_to(served)
         page = open_page(relay)
         page.evaluate("localStorage['ondevice.settings'] = JSON.stringify({ temperature: 0, drafter: 'none' })")
-        relay.limit = 6_000  # some ten tokens
+        relay.pieces = 5
         send(page, "def f(x):")
         expect(page.locator(".body")).to_have_text(WORD)
         os.kill(served.pid, signal.SIGKILL)
