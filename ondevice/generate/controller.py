@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 
 from ondevice.engines.protocol import MAX_CHAINS
 from ondevice.errors import UsageError
-from ondevice.generate.costs import LIMIT, Costs
+from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Drafter, Forecast
 from ondevice.generate.stats import IdleReason, Round
 
@@ -193,21 +193,18 @@ class Controller:
         forward = this.forward
         if forward is None or forward.rows != forward.wanted:
             return
-        forwards = self.costs.forwards(this.rows, forward.rows - this.rows)
-        plain, expected = forwards[0], forwards[-1]
-        # Measured, as the model may be wrong; a disturbance counts for no more than in the model.
-        drafting = LIMIT * self.costs.drafts(this.source, this.drafted)[-1] if this.drafted else MAX_ASKING * plain
-        spent = this.forwards * min(forward.seconds, LIMIT * expected) + min(this.draft_seconds, drafting)
+        spent, plain = self.costs.charge(this), self.costs.forwards(1, forward.rows - this.rows)[0]
+        asking = this.control_seconds + (0.0 if this.drafted else this.draft_seconds)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
-        self._rounds = SPEED_KEEP * self._rounds + spent / plain
-        gain = len(this.token_ids) - (spent + min(this.control_seconds, MAX_ASKING * plain)) / plain
+        self._rounds = SPEED_KEEP * self._rounds + spent
+        gain = len(this.token_ids) - spent - min(asking / plain, MAX_ASKING)
         charged = self._asked if self._chosen is None else [self._chosen]
         for name in charged:
             self._credit[name] = min(self._credit.get(name, CREDIT) + gain / len(charged), CREDIT)
         debtors = [name for name, credit in self._credit.items() if credit < 0]
         for name in debtors:
-            self._credit[name] += CREDIT_SHARE * spent / plain / len(debtors)
+            self._credit[name] += CREDIT_SHARE * spent / len(debtors)
 
     def speed(self) -> float:
         """Tokens that recent rounds emitted in the time of a plain round, at least 1: what drafts are judged by."""
@@ -239,7 +236,7 @@ class Controller:
     def _refresh(self, other_rows: int) -> int:
         """Rounds after which the cost of a single row, which everything is compared with, is measured again."""
         measurements = self.costs.measurements(1 + other_rows)
-        return min(2 ** (int(measurements) + 1), REFRESH) if measurements else 0
+        return min(2 ** (measurements + 1), REFRESH) if measurements else 0
 
 
 class FixedLength(Controller):

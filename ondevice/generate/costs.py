@@ -1,10 +1,10 @@
 """The cost model: seconds of a target forward by rows, and of a draft by tokens, on this machine now.
 
 `Costs` learns them from the rounds of all generations of a model, and the controller reads them. A forward of n rows
-takes `scale * forwards[n]`: how much dearer n rows are than one depends on machine and bundle and is learnt slowly
-(`Curve`), how long one row takes depends on other programs, heat and context and is taken from the last rounds. So a
-slow moment makes no number of rows look dearer than another. For models with experts, `ExpertReads` separates the cost
-of rows from the cost of the experts that they happen to choose.
+takes `scale * forwards[n]`: how much dearer n rows are than one depends on machine and bundle, and is learnt from
+forwards that followed each other (`Curve`); how long one row takes depends on other programs, heat and context, and is
+taken from the last rounds. So a slow moment makes no number of rows look dearer than another. For models with experts,
+`ExpertReads` separates the cost of rows from the cost of the experts that they happen to choose.
 
 `measure` times an engine once, when a bundle is prepared, and `CostsFile` keeps costs on disk, so that the first
 generation of a process plans as well as the last one of another.
@@ -18,6 +18,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median, median_low
@@ -37,11 +38,13 @@ PRIOR_DRAFT = 0.05
 RECENT = 8
 """Rounds whose median gives the present time of a forward of one row: after half of them a change is believed."""
 
-MEMORY = 48
-"""Measurements of a count that its cost is the mean of; later ones have the weight of the last of these."""
+MEMORY = 16
+"""Measurements of a count that its cost is the median of: forwards that another program slowed are outliers. With the
+mean of 48, relative to the last eight forwards with other numbers of rows, drafts that gained a fifth lost their credit
+on a virtual machine (`test_auto_does_so_where_other_programs_run_at_times`)."""
 
-KNOWN_WEIGHT = 4
-"""Measurements that a cost from another process, or from `measure`, is worth."""
+KNOWN_WEIGHT = 2
+"""Measurements that a cost from another process, or from `measure`, is worth; with fewer it is not told to another."""
 
 STALE = 256
 """Rounds after which a count that was not measured is dropped. A cost that is far too high, such as one from a busy
@@ -77,9 +80,8 @@ class Costs:
     """Seconds of a target forward by its number of rows, those of all sequences together, and of a draft by its drafter
     and number of tokens. Shared by the generations of a model, which may run in several threads.
 
-    The unit of all curves is a forward of one row. Its present time is taken from recent forwards with other numbers of
-    rows than the one observed: taken from forwards with the same number, it would follow every change of that number's
-    own time, and its cost in units would never be corrected.
+    The unit of all curves is a forward of one row. Where two forwards in succession have different numbers of rows, the
+    larger number is measured by the ratio of their times: only these ran at nearly the same moment.
 
     For a model with experts, forwards are stored as if all rows chose the same experts, and reported with the number of
     experts that rows like the recent ones choose. So text whose rows choose different experts makes all row counts
@@ -92,7 +94,7 @@ class Costs:
         self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
-        self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
+        self._forwards = Curve(1.0, PRIOR_ROW, weight=1)
         self._drafts: dict[str, Curve] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         """Rows and seconds of the last forwards."""
@@ -122,20 +124,12 @@ class Costs:
             if self._experts is not None:
                 seconds = self._experts.without_experts(seconds, forward.experts)
                 self._experts.observe(rows, forward.experts)
-            others = [each for each in self._recent if each[0] != rows]
-            if others:
-                cost = seconds / self._row_seconds(others)
-                if rows == 1:  # the unit: if it takes longer, all other costs become smaller
-                    self._forwards.observe_unit(cost, self._round)
-                else:
-                    self._forwards.observe(rows, cost, self._round)
-            elif rows == 1:
-                self._forwards.observe_unit(1.0, self._round)
+            self._compare(rows, seconds)
             self._recent.append((rows, seconds))
-            self._row_s = self._row_seconds(self._recent)
+            self._row_s = self._row_seconds()
             if this.drafted:
-                cost = max(this.draft_seconds, 0.0) / self._row_s
-                self._curve_of(this.source).observe(this.drafted, cost, self._round)
+                row_s = seconds / self._forwards.costs(rows)[rows - 1]
+                self._curve_of(this.source).observe(this.drafted, max(this.draft_seconds, 0.0) / row_s, self._round)
             if self._round % SWEEP == 0:
                 for curve in (self._forwards, *self._drafts.values()):
                     curve.drop_before(self._round - STALE)
@@ -146,7 +140,7 @@ class Costs:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
             forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
-            self._forwards.recall(forwards, self._round, unit_weight=1.0)  # so it is soon measured again
+            self._forwards.recall(forwards, self._round, unit_weight=1)  # so it is soon measured again
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
                 self._curve_of(source).recall(limited, self._round)
@@ -170,9 +164,25 @@ class Costs:
         """Whether a draft by `source` was timed, in this process or in the one recalled from."""
         return source in self._drafts and bool(self._drafts[source])
 
-    def measurements(self, rows: int) -> float:
+    def measurements(self, rows: int) -> int:
         """How many measurements the cost of a forward of this many rows is worth."""
         return self._forwards.weight(rows)
+
+    def charge(self, this: Round) -> float:
+        """The cost of an observed round's forwards and draft, relative to a forward of one row.
+
+        It is their usual cost: time that another program took is no loss by the draft. While the cost of that many rows
+        is uncertain, it is what they took, a disturbance excepted.
+        """
+        forward = this.forward
+        assert forward is not None
+        with self._lock:
+            forwards = self.forwards(this.rows, forward.rows - this.rows)
+            plain, rows = forwards[0], forwards[-1]
+            if self.measurements(forward.rows) <= KNOWN_WEIGHT:
+                rows = min(forward.seconds, LIMIT * rows)
+            draft = self.drafts(this.source, this.drafted)[-1] if this.drafted else 0.0
+            return (this.forwards * rows + draft) / plain
 
     def forwards(self, most: int, other_rows: int = 0) -> list[float]:
         """Seconds of a forward of 1, 2, ..., `most` rows plus the rows of other sequences; never falling."""
@@ -198,25 +208,39 @@ class Costs:
             curve = self._drafts[source] = Curve(PRIOR_DRAFT, PRIOR_DRAFT)
         return curve
 
-    def _row_seconds(self, forwards: Sequence[tuple[int, float]]) -> float:
-        """Seconds of a forward of one row, by the median of these; the lower one of two, as disturbances add time."""
-        most = max(rows for rows, _ in forwards)
-        costs = self._forwards.costs(most)
-        return median_low([seconds / costs[rows - 1] for rows, seconds in forwards])
+    def _compare(self, rows: int, seconds: float) -> None:
+        """Learn from a forward and the one before it what the larger of their numbers of rows costs."""
+        if rows == 1:
+            self._forwards.observe(1, 1.0, self._round)
+        if not self._recent or self._recent[-1][0] == rows:
+            return
+        (fewer, fewer_s), (more, more_s) = sorted([self._recent[-1], (rows, seconds)])
+        self._forwards.observe(more, self._forwards.costs(fewer)[fewer - 1] * more_s / fewer_s, self._round)
+
+    def _row_seconds(self) -> float:
+        """Seconds of a forward of one row, by the median of the recent ones; the lower one of two, as disturbances add
+        time.
+        """
+        costs = self._forwards.costs(max(rows for rows, _ in self._recent))
+        return median_low([seconds / costs[rows - 1] for rows, seconds in self._recent])
 
 
-class Point(NamedTuple):
-    """The cost of a count, the measurements that it is worth, and the round of the last one."""
+@dataclass
+class Point:
+    """The measured costs of a count, and the round of the last one."""
 
-    cost: float
-    weight: float
+    costs: deque[float]
     round: int
+
+    @property
+    def cost(self) -> float:
+        return median(self.costs)
 
 
 class Curve:
     """A cost by count, rows of a forward or tokens of a draft, relative to a forward of one row.
 
-    A count's cost is the mean of its measurements, and of the line before them. Between measured counts costs lie on
+    A count's cost is the median of its measurements, and of the line before them. Between measured counts costs lie on
     straight lines, and beyond the largest on one with the average slope so far, but at least the prior's.
 
     first : prior cost of one
@@ -224,47 +248,35 @@ class Curve:
     weight : measurements of a count that the line is worth
     """
 
-    def __init__(self, first: float, slope: float, weight: float = 0.0) -> None:
+    def __init__(self, first: float, slope: float, weight: int = 0) -> None:
         self._first, self._slope, self._weight = first, slope, weight
         self._known: dict[int, Point] = {}
         self._costs: list[float] = []
         """Result of `costs`; empty where it must be computed again."""
-        self._computed: dict[int, Point] = {}
-        """The points that it was computed from."""
+        self._computed: dict[int, float] = {}
+        """The costs of counts that it was computed from."""
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
     def observe(self, count: int, cost: float, now: int = 0) -> None:
         """Add a measurement of round `now`."""
-        expected, weight, _ = self._known.get(count) or (self.costs(count)[count - 1], self._weight, now)
-        cost = min(cost, LIMIT * expected) if expected > 0 else cost
-        weight = min(weight + 1.0, MEMORY)
-        self._known[count] = Point(expected + (cost - expected) / weight, weight, now)
-        self._notice()
+        point = self._known.get(count)
+        expected = self.costs(count)[count - 1] if point is None else point.cost
+        if point is None:
+            point = self._known[count] = Point(deque([expected] * self._weight, MEMORY), now)
+        point.costs.append(min(cost, LIMIT * expected) if expected > 0 else cost)
+        point.round = now
+        change = abs(point.cost - self._computed.get(count, 0.0))
+        if len(point.costs) < MEMORY or change > NOTICED * expected:  # to compute the costs again takes 20 us
+            self._costs = []
 
-    def observe_unit(self, cost: float, now: int) -> None:
-        """Add a measurement of the unit, a forward of one row: all other costs change against it."""
-        weight = min(self.weight(1) + 1.0, MEMORY)
-        cost = min(max(cost, 1.0 / LIMIT), LIMIT)
-        change = cost ** (1.0 / weight)
-        self._known = {count: point._replace(cost=point.cost / change) for count, point in self._known.items()}
-        self._known[1] = Point(1.0, weight, now)
-        self._notice()
-
-    def _notice(self) -> None:
-        """Have the costs computed again if a point is new or has moved: it takes 20 us, and every round measures."""
-        for count, point in self._known.items():
-            before = self._computed.get(count)
-            if before is None or abs(point.cost - before.cost) > NOTICED * before.cost:
-                self._costs = []
-                return
-
-    def recall(self, costs: Mapping[int, float], now: int, unit_weight: float = KNOWN_WEIGHT) -> None:
+    def recall(self, costs: Mapping[int, float], now: int, unit_weight: int = KNOWN_WEIGHT) -> None:
         """Start from these costs. unit_weight : measurements that the cost of one is worth"""
-        self._known = {count: Point(cost, float(KNOWN_WEIGHT), now) for count, cost in costs.items()}
-        if 1 in self._known:
-            self._known[1] = self._known[1]._replace(weight=unit_weight)
+        self._known = {
+            count: Point(deque([cost] * (unit_weight if count == 1 else KNOWN_WEIGHT), MEMORY), now)
+            for count, cost in costs.items()
+        }
         self._costs = []
 
     def drop_before(self, round_number: int) -> None:
@@ -273,14 +285,14 @@ class Curve:
             self._known = {count: point for count, point in self._known.items() if point.round >= round_number}
             self._costs = []
 
-    def weight(self, count: int) -> float:
+    def weight(self, count: int) -> int:
         """How many measurements a count's cost is worth; 0 for none."""
-        return self._known[count].weight if count in self._known else 0.0
+        return len(self._known[count].costs) if count in self._known else 0
 
     def measured(self) -> dict[int, float]:
         """The costs of counts that were measured several times."""
-        certain = {count: point for count, point in self._known.items() if point.weight >= KNOWN_WEIGHT}
-        return {count: point.cost for count, point in certain.items() if point.cost > 0}
+        certain = {count: point.cost for count, point in self._known.items() if len(point.costs) >= KNOWN_WEIGHT}
+        return {count: cost for count, cost in certain.items() if cost > 0}
 
     def costs(self, most: int) -> list[float]:
         """The costs of 1, 2, ..., at least up to `most`; never falling."""
@@ -291,13 +303,13 @@ class Curve:
     def _line(self, most: int) -> list[float]:
         if not self._known:
             return [self._first + self._slope * extra for extra in range(most)]
-        self._computed = dict(self._known)
         counts = sorted(self._known)
-        costs = rising([self._known[count][:2] for count in counts])
+        self._computed = {count: self._known[count].cost for count in counts}
+        costs = rising([(self._computed[count], len(self._known[count].costs)) for count in counts])
         least, largest = counts[0], counts[-1]
         if least > 1:
             counts.insert(0, 1)
-            costs.insert(0, max(costs[0] - self._slope * (least - 1), min(costs[0], self._first)))
+            costs.insert(0, costs[0] * self._first / (self._first + self._slope * (least - 1)))
         line = [costs[0]]
         for (count, cost), (later, next_cost) in pairwise(zip(counts, costs, strict=True)):
             slope = (next_cost - cost) / (later - count)

@@ -64,6 +64,7 @@ class World:
     chance : acceptance of a token, by round and drafter
     noise : relative standard deviation of the clock
     spikes : share of rounds that take ten times as long
+    neighbours : factor of the time while other programs run: they begin in one round of 12, and end in one of 5
     """
 
     forward: Callable[[int], float]
@@ -71,6 +72,7 @@ class World:
     chance: Callable[[int, str], float]
     noise: float = 0.0
     spikes: float = 0.0
+    neighbours: float = 1.0
 
     @classmethod
     def linear(cls, slope: float, chance: float, draft: float = 0.03) -> World:
@@ -94,7 +96,7 @@ def simulate(
     """Let the controller decide `rounds` rounds, in which asking the drafters takes `asking` seconds."""
     drafters = drafters if isinstance(drafters, Sequence) else [drafters]
     rng = np.random.default_rng(seed)
-    done = []
+    done, slowed = [], False
     for index in range(rounds):
         asked = controller.asked(drafters)
         plan = controller.plan(asked, limit) if asked else UNPROFITABLE
@@ -107,6 +109,8 @@ def simulate(
         for drafter in drafters:
             observe(drafter, [0] * (accepted + 1))
         jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
+        slowed = rng.random() >= 1 / 5 if slowed else rng.random() < 1 / 12
+        jitter *= world.neighbours if slowed else 1.0
         draft_seconds = world.draft * drafted * jitter
         seconds = world.forward(drafted + 1) * jitter
         control = asking if asked else 0.0
