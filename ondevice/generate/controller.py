@@ -235,23 +235,33 @@ class Controller:
 
     def _refresh(self, other_rows: int) -> int:
         """Rounds after which the cost of a single row, which everything is compared with, is measured again."""
-        measurements = self.costs.measurements(1 + other_rows)
-        return min(2 ** (measurements + 1), REFRESH) if measurements else 0
+        runs = self.costs.runs(1 + other_rows)
+        return min(2 ** min(runs + 1, 8), REFRESH) if runs else 0
 
 
 class FixedLength(Controller):
-    """Always drafts the same number of tokens: `constant`. Of several drafters, the one whose draft is worth most."""
+    """Always drafts the same number of tokens: `constant`. Of several drafters, the one whose draft is worth most.
+
+    A single drafter teaches no costs, which nothing would read: those of `auto`, which shares them, are lower where the
+    engine drafts by itself (`MultiStep`).
+    """
+
+    _chooses = False
 
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         return list(drafters)
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
-        nodes = min(self.most, limit)
-        if len(drafters) == 1 or nodes < 1:
+        nodes, self._chooses = min(self.most, limit), len(drafters) > 1
+        if not self._chooses or nodes < 1:
             return RoundPlan(drafters[0], nodes) if nodes > 0 else NO_ROOM
         offers = self._offers(drafters, self.costs.forwards(nodes + 1, other_rows), 1.0)
         chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
         return RoundPlan(chosen, nodes)
+
+    def observe(self, this: Round) -> None:
+        if self._chooses:
+            super().observe(this)
 
 
 class HeuristicLength(FixedLength):

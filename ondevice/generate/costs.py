@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -98,6 +98,8 @@ class Costs:
         self._drafts: dict[str, Curve] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         """Rows and seconds of the last forwards."""
+        self._runs = Counter[int]()
+        """By rows, the number of forwards."""
         self._row_s = 1.0
         """Seconds of a forward of one row; an arbitrary unit before the first round."""
         self._experts = None if experts is None else ExpertReads(experts)
@@ -124,6 +126,7 @@ class Costs:
             if self._experts is not None:
                 seconds = self._experts.without_experts(seconds, forward.experts)
                 self._experts.observe(rows, forward.experts)
+            self._runs[rows] += 1
             self._compare(rows, seconds)
             self._recent.append((rows, seconds))
             self._row_s = self._row_seconds()
@@ -140,7 +143,8 @@ class Costs:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
             forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
-            self._forwards.recall(forwards, self._round, unit_weight=1)  # so it is soon measured again
+            self._forwards.recall(forwards, self._round)
+            self._runs[1] = 1  # so it soon runs again
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
                 self._curve_of(source).recall(limited, self._round)
@@ -163,6 +167,10 @@ class Costs:
     def knows(self, source: str) -> bool:
         """Whether a draft by `source` was timed, in this process or in the one recalled from."""
         return source in self._drafts and bool(self._drafts[source])
+
+    def runs(self, rows: int) -> int:
+        """Number of forwards of this many rows that were observed."""
+        return self._runs[rows]
 
     def measurements(self, rows: int) -> int:
         """How many measurements the cost of a forward of this many rows is worth."""
@@ -271,12 +279,9 @@ class Curve:
         if len(point.costs) < MEMORY or change > NOTICED * expected:  # to compute the costs again takes 20 us
             self._costs = []
 
-    def recall(self, costs: Mapping[int, float], now: int, unit_weight: int = KNOWN_WEIGHT) -> None:
-        """Start from these costs. unit_weight : measurements that the cost of one is worth"""
-        self._known = {
-            count: Point(deque([cost] * (unit_weight if count == 1 else KNOWN_WEIGHT), MEMORY), now)
-            for count, cost in costs.items()
-        }
+    def recall(self, costs: Mapping[int, float], now: int) -> None:
+        """Start from these costs."""
+        self._known = {count: Point(deque([cost] * KNOWN_WEIGHT, MEMORY), now) for count, cost in costs.items()}
         self._costs = []
 
     def drop_before(self, round_number: int) -> None:

@@ -22,7 +22,7 @@ from ondevice.generate.controller import (
 )
 from ondevice.generate.costs import Costs, KnownCosts
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
-from ondevice.generate.stats import Round
+from ondevice.generate.stats import ForwardCost, Round
 from tests.generate.rounds import decoded
 from tests.generate.simulation import Boaster, DiceDrafter, Pessimist, World, simulate, speed
 
@@ -188,6 +188,14 @@ def test_rows_of_other_sequences_make_drafts_dearer() -> None:
 
     assert [drafted(0), drafted(2)] == [3, 1]
     assert controller.plan([Scripted("dice", 0.5, 0.4)], 2, other_rows=3).drafter is None
+
+
+def test_sequences_that_long_ran_together_without_drafts_may_draft() -> None:
+    controller, drafter = Controller(Costs()), Scripted("dice", 0.9, 0.8)
+    for _ in range(400):
+        controller.asked([drafter])
+        controller.observe(replace(decoded(1, 1.0), forward=ForwardCost(2, 2, 1.0)))
+    assert controller.plan([drafter], 2, other_rows=1).nodes > 0
 
 
 class Untouchable(DiceDrafter):

@@ -45,7 +45,7 @@ def test_a_draft_costs_what_was_assumed_until_it_was_measured() -> None:
 
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
     costs = Costs()
-    assert costs.measurements(1) == 0
+    assert costs.runs(1) == 0
     np.testing.assert_allclose(relative(costs, 5), 1 + PRIOR_ROW * np.arange(5))
     assert 0 < costs.drafts("mtp", 1)[0] < costs.forwards(1)[0]
 
@@ -139,11 +139,11 @@ def test_where_forwards_follow_each_other_one_alone_tells_nothing_of_plain_decod
     assert costs.forwards(1) == [pytest.approx(1.0)]
     for _ in range(20):
         costs.observe(replace(decoded(1, 0.8), forwards=4))
-    measured = costs.measurements(1)
+    runs = costs.runs(1)
     assert costs.forwards(1) == [pytest.approx(0.8)]
     teach(costs, 1, 1.0, 1.0)
     assert costs.forwards(1) == [pytest.approx(0.8)]
-    assert costs.measurements(1) == measured
+    assert costs.runs(1) == runs
     teach(costs, 3, 1.2)
     assert costs.measurements(3) > 0
 
@@ -236,5 +236,5 @@ def test_measured_costs_of_an_engine() -> None:
     assert not known.drafts
     costs = Costs()
     costs.recall(known)
-    assert costs.measurements(1) == 1
+    assert costs.runs(1) == 1
     assert costs.measurements(3) == KNOWN_WEIGHT
