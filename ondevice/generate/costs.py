@@ -127,15 +127,17 @@ class Costs:
                 seconds = self._experts.without_experts(seconds, forward.experts)
                 self._experts.observe(rows, forward.experts)
             self._runs[rows] += 1
+            if self._round % SWEEP == 0:
+                for curve in (self._forwards, *self._drafts.values()):
+                    curve.drop_before(self._round - STALE)
+            if self._recent and self._recent[-1] == (rows, seconds):
+                return  # another round of the same call of the engine: all have their mean time
             self._compare(rows, seconds)
             self._recent.append((rows, seconds))
             self._row_s = self._row_seconds()
             if this.drafted:
                 row_s = seconds / self._forwards.costs(rows)[rows - 1]
                 self._curve_of(this.source).observe(this.drafted, max(this.draft_seconds, 0.0) / row_s, self._round)
-            if self._round % SWEEP == 0:
-                for curve in (self._forwards, *self._drafts.values()):
-                    curve.drop_before(self._round - STALE)
 
     def recall(self, known: KnownCosts) -> None:
         """Start from the measurements of another process, which own ones soon outweigh."""
