@@ -242,8 +242,8 @@ class Controller:
 class FixedLength(Controller):
     """Always drafts the same number of tokens: `constant`. Of several drafters, the one whose draft is worth most.
 
-    A single drafter teaches no costs, which nothing would read: those of `auto`, which shares them, are lower where the
-    engine drafts by itself (`MultiStep`).
+    A single drafter neither reads costs nor teaches any: they are shared with `auto`, for which a draft costs less
+    where the engine makes it (`MultiStep`).
     """
 
     _chooses = False

@@ -123,6 +123,7 @@ DRAFTS: Any = {"drafter": "ngram", "num_assistant_tokens": 8, "num_assistant_tok
 
 
 PIECE = b"event: response.output_text.delta"
+"""Begins an event of a reply, which brings one piece of its text."""
 
 
 class Relay:
