@@ -46,13 +46,19 @@ def library_faults(linked, name, **options):
     return [*release.library_faults(linked(name, **options), name, PLATFORMS[name])]
 
 
-@pytest.mark.parametrize("name", PLATFORMS)
+EVERY_PLATFORM = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("windows") else name for name in PLATFORMS
+]
+"""Zig compiles its C library for Windows first, in 70 s for each processor."""
+
+
+@pytest.mark.parametrize("name", EVERY_PLATFORM)
 def test_a_library_of_each_platform_passes(linked, name):
     """Among the checks: the mac library is signed ad hoc and asks for macOS 11, as the wheel's tag says."""
     assert library_faults(linked, name) == []
 
 
-@pytest.mark.parametrize("name", PLATFORMS)
+@pytest.mark.parametrize("name", EVERY_PLATFORM)
 def test_a_library_without_the_kernel_fails(linked, name):
     assert library_faults(linked, name, function="other") == ["it has no function ondevice_run"]
 
@@ -109,21 +115,21 @@ def made(tmp_path, linked):
 
 
 def test_a_complete_wheel_passes(made):
-    assert [*release.wheel_faults(made("windows-aarch64"))] == []
+    assert [*release.wheel_faults(made("linux-aarch64"))] == []
 
 
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
         ({"tag": "linux_x86_64"}, "has another version or tag"),
-        ({"tag": "any"}, "the wheel for all systems has ondevice/native/libraries/windows-aarch64/neon.dll"),
+        ({"tag": "any"}, "the wheel for all systems has ondevice/native/libraries/linux-aarch64/neon.so"),
         ({"size": release.MAX_BYTES}, "more than 3,000,000"),
-        ({"changed": {"ondevice/native/libraries/windows-aarch64/neon.dll": None}}, "neon.dll is missing"),
-        ({"changed": {"ondevice/native/libraries/windows-aarch64/sve.dll": b""}}, "sve.dll is unknown"),
+        ({"changed": {"ondevice/native/libraries/linux-aarch64/neon.so": None}}, "neon.so is missing"),
+        ({"changed": {"ondevice/native/libraries/linux-aarch64/sve.so": b""}}, "sve.so is unknown"),
         (
             {
                 "changed": {
-                    "ondevice/native/libraries/windows-aarch64/neon.json": json.dumps(
+                    "ondevice/native/libraries/linux-aarch64/neon.json": json.dumps(
                         {"version": __version__, "platform": "windows-x86_64", "set": "neon"}
                     ).encode()
                 }
@@ -133,7 +139,7 @@ def test_a_complete_wheel_passes(made):
     ],
 )
 def test_a_wrong_wheel_fails(made, options, fault):
-    [first, *_] = release.wheel_faults(made("windows-aarch64", **options))
+    [first, *_] = release.wheel_faults(made("linux-aarch64", **options))
     assert fault in first
 
 

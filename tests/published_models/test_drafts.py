@@ -24,7 +24,12 @@ def parse_lines(lines):
 QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
 
 PROMPTS: dict[str, dict[str, Any]] = {"smollm2": {"chat": QUESTION, "code": CODE}, "gemma3": {"code": CODE}}
-CASES = [(name, prompt) for name, prompts in PROMPTS.items() for prompt in prompts]
+ORT = pytest.mark.needs("onnxruntime")
+CASES = [
+    *(pytest.param("simd", name, prompt) for name, prompts in PROMPTS.items() for prompt in prompts),
+    *(pytest.param("ort", "smollm2", prompt, marks=ORT) for prompt in PROMPTS["smollm2"]),
+    pytest.param("ort", "gemma3", "code", marks=[ORT, pytest.mark.slow]),
+]
 
 
 def generate(model: Model, prompt: Any, drafter: str, temperature: float, **options: Any) -> tuple[int, ...]:
@@ -32,8 +37,7 @@ def generate(model: Model, prompt: Any, drafter: str, temperature: float, **opti
     return reply.token_ids
 
 
-@pytest.mark.parametrize(("name", "prompt"), CASES)
-@pytest.mark.parametrize("engine", ["simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime"))])
+@pytest.mark.parametrize(("engine", "name", "prompt"), CASES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_change_no_token(loaded: LoadModel, name: str, prompt: str, engine: str, temperature: float) -> None:
     model, text = loaded(name, engine=engine), PROMPTS[name][prompt]
