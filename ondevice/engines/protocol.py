@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from ondevice.errors import UsageError
 MAX_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
-MAX_CHAINS, MAX_CHAIN = 4, 8
+MAX_ROUNDS, MAX_DRAFTED = 4, 8
 """Most forwards with drafts that a `MultiStep` runs, and most tokens of a draft."""
 
 KVCacheType = Literal["fp16", "int8"]
@@ -230,22 +230,55 @@ class MultiStep:
     choose: int
     record: Int64Array
     held: object
-    drafting: Chains | None = None
+    drafting: EngineDrafts | None = None
 
 
 @dataclass(frozen=True)
-class Chains:
-    """Before each forward the bundle's drafter proposes a chain, whose tokens are further rows. It is accepted as far
-    as it equals what is chosen from these rows, so that the tokens are those of a continuation without drafts.
+class EngineDrafts:
+    """Before each forward the bundle's drafter proposes a tree, whose tokens are further rows: in each step some
+    guesses for one position, of which the next step reads the first. It is accepted as far as it equals what is chosen
+    from these rows, so that the tokens are those of a continuation without drafts.
 
-    tokens : most tokens of a chain
+    widths : by step, the number of guesses that are drafted, at least 1
     hidden : float32[H], the hidden state of the row that the newest token was chosen from
     record : int64[n], the arguments of `MultiStep.choose` for the drafter's logits
+    guesses : int64[g], where a call with this record leaves the best tokens, best first; g is at least any width
     """
 
-    tokens: int
+    widths: Sequence[int]
     hidden: Float32Array
     record: Int64Array
+    guesses: Int64Array
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a draft."""
+        return sum(self.widths)
+
+    def tree(self, newest: int) -> TokenTree:
+        """The rows of a forward: the newest token, the first guesses, then the other ones, step by step."""
+        steps = len(self.widths)
+        beside = [step for step, width in enumerate(self.widths) for _ in range(1, width)]
+        parents = np.array([*range(-1, steps), *beside], np.int64)
+        return TokenTree(np.full(len(parents), newest, np.int64), parents)
+
+
+class DraftVerdict(NamedTuple):
+    """The target's verdict on a draft that the engine made.
+
+    drafted : tokens of the draft
+    depth : steps, and so tokens on its longest path
+    accepted : tokens that were accepted
+    hits : steps, from the first one on, whose first guess was right
+    rank : of the target's token among the guesses of the step after these, drafted or not; 0 where it is none of them,
+        or where there is no such step
+    """
+
+    drafted: int
+    depth: int
+    accepted: int
+    hits: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -260,7 +293,7 @@ class Outputs:
     experts : experts that were read per layer with experts, on average, for all rows of the forward; 0 without experts
     chosen : tokens that followed, by `Rows.continuation`. Their rows are pending as the tree's are, and in `logits` and
         `hidden` too; but where the engine drafted, these have the last row alone
-    verdicts : where the engine drafted, the number of drafted and of accepted tokens of each forward
+    verdicts : where the engine drafted, the verdict on the draft of each forward
     draft_share : part of `seconds` in which it drafted
     """
 
@@ -272,7 +305,7 @@ class Outputs:
     threads: int = 1
     experts: float = 0.0
     chosen: Sequence[int] = ()
-    verdicts: Sequence[tuple[int, int]] = ()
+    verdicts: Sequence[DraftVerdict] = ()
     draft_share: float = 0.0
 
     @property
@@ -512,9 +545,11 @@ def _check_continuation(continuation: MultiStep, target: Target, most: int) -> N
         if not 1 <= count <= most:
             raise ValueError(f"{count} forwards do not fit: at most {most} now")
         return
-    each = 1 + drafting.tokens
-    if not (0 < drafting.tokens <= MAX_CHAIN and 0 < count <= MAX_CHAINS and count * each <= most):
+    each, widths = 1 + drafting.tokens, drafting.widths
+    if not (0 < drafting.tokens <= MAX_DRAFTED and 0 < count <= MAX_ROUNDS and count * each <= most):
         raise ValueError(f"{count} forwards of {each} rows do not fit: at most {most} rows now")
+    if not 0 < min(widths) <= max(widths) <= len(drafting.guesses):
+        raise ValueError(f"{list(widths)} guesses of a step: between 1 and {len(drafting.guesses)} are possible")
     if drafting.hidden.shape != (target.hidden_size,):
         raise ValueError(f"a hidden state of {target.hidden_size} numbers, not {list(drafting.hidden.shape)}")
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ondevice.engines.protocol import MAX_CHAINS
+from ondevice.engines.protocol import MAX_ROUNDS
 from ondevice.errors import UsageError
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Drafter, Forecast
@@ -63,9 +63,9 @@ class RoundPlan:
     """Let `drafter` draft up to `nodes` tokens; None drafts nothing, and `reason` says why.
 
     row_floors : survival (see `Forecast`) below which the draft's first, second, ... token is not worth its row
-    step_floors : the same for the step that computes the token
-    rounds : by tokens of a chain, from 1 on, the rounds of them that the credit pays for, in which the engine may draft
-        by itself: see `ChainDrafter`
+    step_floors : by step, what it adds to the floor of the token that it computes
+    rounds : by tokens of a draft, from 1 on, the rounds of them that the credit pays for, in which the engine may draft
+        by itself: see `EngineDrafter`
     """
 
     drafter: Drafter | None
@@ -144,8 +144,8 @@ class Controller:
         """Plan the next round.
 
         With a_i the survival of a draft's node i, F(b) the time of a forward of b rows next to those of other
-        sequences, D(k) the time of a draft of k tokens, and v the recent speed, a draft of k tokens is worth
-        a_1 + .. + a_k - v * (F(k + 1) + D(k) - F(1)) tokens more than a plain round. The largest worth over all
+        sequences, D(d) the time of a draft of depth d, and v the recent speed, a draft of k nodes is worth
+        a_1 + .. + a_k - v * (F(k + 1) + D(d) - F(1)) tokens more than a plain round. The largest worth over all
         drafters and k makes the most tokens of a long run's time (the renewal-reward theorem). A rule that maximised
         tokens per second of each round alone, as DSpark's does, would end a sure draft too early, because its own round
         is faster than others.
@@ -175,13 +175,14 @@ class Controller:
             return RoundPlan(untimed[0], 1, rounds=[1])
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
+        drafts = [steps[depth - 1] for depth in forecast.depths or range(1, limit + 1)]
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
-        risks = [row - rows[0] + step for row, step in zip(rows[1:], steps, strict=True)]
+        risks = [row - rows[0] + draft for row, draft in zip(rows[1:], drafts, strict=False)]
         nodes = sum(risk <= credit for risk in risks)
         price = speed / rows[0]
         row_floors = [price * (after - before) for before, after in pairwise(below(rows))]
         step_floors = [price * (after - before) for before, after in pairwise([0.0, *steps])]
-        rounds = [int(min(max(credit / risk, 1), MAX_CHAINS)) if risk > 0 else MAX_CHAINS for risk in risks]
+        rounds = [int(min(max(credit / risk, 1), MAX_ROUNDS)) if risk > 0 else MAX_ROUNDS for risk in risks]
         return RoundPlan(drafter, max(nodes, 1), row_floors, step_floors, rounds)
 
     def observe(self, this: Round) -> None:
@@ -226,6 +227,8 @@ class Controller:
         # Called in every round, for a few numbers: arrays would take several times as long.
         tokens: list[float] = list(accumulate(forecast.survival.tolist()))
         drafts = self.costs.drafts(forecast.source, len(tokens))
+        if forecast.depths:
+            drafts = [drafts[depth - 1] for depth in forecast.depths]
         price = speed / rows[0]
         worths = (
             brought - price * (forward - rows[0] + draft)

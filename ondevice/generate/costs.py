@@ -1,4 +1,4 @@
-"""The cost model: seconds of a target forward by rows, and of a draft by tokens, on this machine now.
+"""The cost model: seconds of a target forward by rows, and of a draft by depth, on this machine now.
 
 `Costs` learns them from the rounds of all generations of a model, and the controller reads them. A forward of n rows
 takes `scale * forwards[n]`: how much dearer n rows are than one depends on machine and bundle, and is learnt from
@@ -67,7 +67,7 @@ class KnownCosts(NamedTuple):
     measured_at : Unix time of the last measurement
     row_s : seconds of a forward of one row
     forwards : by rows, the cost of a forward relative to one of one row
-    drafts : by drafter, the cost of a draft by tokens, relative to a forward of one row
+    drafts : by drafter, the cost of a draft by depth, relative to a forward of one row
     """
 
     measured_at: float
@@ -78,7 +78,8 @@ class KnownCosts(NamedTuple):
 
 class Costs:
     """Seconds of a target forward by its number of rows, those of all sequences together, and of a draft by its drafter
-    and number of tokens. Shared by the generations of a model, which may run in several threads.
+    and depth: a step of a drafter may bring siblings at no cost. Shared by the generations of a model, which may run in
+    several threads.
 
     The unit of all curves is a forward of one row. Where two forwards in succession have different numbers of rows, the
     larger number is measured by the ratio of their times: only these ran at nearly the same moment.
@@ -135,9 +136,9 @@ class Costs:
             self._compare(rows, seconds)
             self._recent.append((rows, seconds))
             self._row_s = self._row_seconds()
-            if this.drafted:
+            if this.depth:
                 row_s = seconds / self._forwards.costs(rows)[rows - 1]
-                self._curve_of(this.source).observe(this.drafted, max(this.draft_seconds, 0.0) / row_s, self._round)
+                self._curve_of(this.source).observe(this.depth, max(this.draft_seconds, 0.0) / row_s, self._round)
 
     def recall(self, known: KnownCosts) -> None:
         """Start from the measurements of another process, which own ones soon outweigh."""
@@ -191,7 +192,7 @@ class Costs:
             plain, rows = forwards[0], forwards[-1]
             if self.measurements(forward.rows) <= KNOWN_WEIGHT:
                 rows = min(forward.seconds, LIMIT * rows)
-            draft = self.drafts(this.source, this.drafted)[-1] if this.drafted else 0.0
+            draft = self.drafts(this.source, this.depth)[-1] if this.depth else 0.0
             return (this.forwards * rows + draft) / plain
 
     def forwards(self, most: int, other_rows: int = 0) -> list[float]:
@@ -203,7 +204,7 @@ class Costs:
             return [self._row_s * cost for cost in costs[other_rows : most + other_rows]]
 
     def drafts(self, source: str, most: int) -> list[float]:
-        """Seconds of a draft of 1, 2, ..., `most` tokens by `source`; never falling."""
+        """Seconds of a draft by `source` whose longest path has 1, 2, ..., `most` tokens; never falling."""
         with self._lock:
             return [self._row_s * cost for cost in self._curve_of(source).costs(most)[:most]]
 
@@ -248,7 +249,7 @@ class Point:
 
 
 class Curve:
-    """A cost by count, rows of a forward or tokens of a draft, relative to a forward of one row.
+    """A cost by count, rows of a forward or depth of a draft, relative to a forward of one row.
 
     A count's cost is the median of its measurements, and of the line before them. Between measured counts costs lie on
     straight lines, and beyond the largest on one with the average slope so far, but at least the prior's.

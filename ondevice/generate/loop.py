@@ -17,16 +17,16 @@ from time import perf_counter
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import MultiStep, Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import DraftVerdict, MultiStep, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, RoundPlan
 from ondevice.generate.drafters.protocol import (
     ROOT,
-    ChainDrafter,
     Constrained,
     Draft,
     Drafter,
     DraftRequest,
+    EngineDrafter,
     Searcher,
 )
 from ondevice.generate.request import Constraint, Limits, SoftTokens
@@ -251,7 +251,7 @@ class Speculation:
     Attributes:
         idle: why this round has no draft; None where it has one, or where there is no drafter.
         continuation: how the engine goes on after this round's row; None where it does not.
-        source: name of the drafter whose chains the continuation drafts.
+        source: name of the drafter with which the continuation drafts.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Speculation:
         self._drafters, self._controller = drafters, controller
         self._session, self._sampler, self._clock, self._stop_ids = session, sampler, clock, stop_ids
         self._knows_constraint: list[Drafter] = [drafter for drafter in drafters if isinstance(drafter, Constrained)]
-        self._chain_drafters = {drafter.name: drafter for drafter in drafters if isinstance(drafter, ChainDrafter)}
+        self._engine_drafters = {drafter.name: drafter for drafter in drafters if isinstance(drafter, EngineDrafter)}
         self._searchers = [drafter for drafter in drafters if isinstance(drafter, Searcher)]
         self._emitted: list[int] = []
         """Tokens that at least one drafter has not observed."""
@@ -314,7 +314,7 @@ class Speculation:
                     plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
                 )
                 if not every_row:
-                    self.continuation = self._chains_of(plan, request, room, outputs)
+                    self.continuation = self._drafting(plan, request, room, outputs)
                 if self.continuation is None:
                     draft = self._draft(plan.drafter, request)
                 else:
@@ -332,12 +332,12 @@ class Speculation:
         vocab_size = outputs.logits.shape[1]
         return self._sampler.continuation(forwards, self._stop_ids, vocab_size) if forwards > 1 else None
 
-    def take(self, emitted: Sequence[int], verdicts: Sequence[tuple[int, int]]) -> None:
-        """Note the tokens of a round, for the reports, and the verdicts on chains that the engine drafted."""
+    def take(self, emitted: Sequence[int], verdicts: Sequence[DraftVerdict]) -> None:
+        """Note the tokens of a round, for the reports, and the verdicts on drafts that the engine made."""
         if self._drafters:
             self._emitted += emitted
         if verdicts:
-            self._chain_drafters[self.source].verified(verdicts)
+            self._engine_drafters[self.source].verified(verdicts)
 
     def report(self, drafters: Sequence[Drafter], outputs: Outputs, path: Sequence[int]) -> None:
         """Report the target's verdicts since their last report to these drafters.
@@ -367,20 +367,21 @@ class Speculation:
         constraint = self._sampler.constraint
         return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
-    def _chains_of(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> MultiStep | None:
-        """How the engine drafts and verifies chains of the planned drafter by itself; None where it cannot.
+    def _drafting(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> MultiStep | None:
+        """How the engine drafts and verifies with the planned drafter by itself; None where it cannot.
 
         Args:
             room: rows that all forwards together may have at most.
             outputs: the last forward's.
         """
-        drafter = None if plan.drafter is None else self._chain_drafters.get(plan.drafter.name)
+        drafter = None if plan.drafter is None else self._engine_drafters.get(plan.drafter.name)
         at_once = _forwards_at_once(outputs)
         if at_once < 2 or outputs.other_rows or drafter is None or (step := self._session.drafts) is None:
             return None
-        count, hidden = drafter.chain(request)
+        widths, hidden = drafter.widths(request)
+        count = sum(widths)
         rounds = min(plan.rounds[count - 1], at_once, room // (1 + count)) if 0 < count <= len(plan.rounds) else 0
-        if not rounds or (drafting := self._sampler.drafting(step, count, hidden)) is None:
+        if not rounds or (drafting := self._sampler.drafting(step, widths, hidden)) is None:
             return None
         continuation = self._sampler.continuation(rounds, self._stop_ids, outputs.logits.shape[1])
         return None if continuation is None else replace(continuation, drafting=drafting)
@@ -471,7 +472,7 @@ def _rounds(
     count, rounds, begin = len(outputs.verdicts), list[Round](), 0
     drafting = outputs.seconds * outputs.draft_share
     own = seconds["forward"] / count - drafting
-    for drafted, accepted in outputs.verdicts:
+    for drafted, depth, accepted, hits, _ in outputs.verdicts:
         part = tuple(emitted[begin : begin + accepted + 1])
         begin += len(part)
         rounds.append(
@@ -479,8 +480,8 @@ def _rounds(
                 part,
                 drafted=drafted,
                 accepted=min(accepted, len(part)),
-                corrected=accepted < min(drafted, len(part)),
-                depth=drafted,
+                corrected=hits == accepted < min(depth, len(part)),
+                depth=depth,
                 source=source if drafted else NO_DRAFT.source,
                 rows=1 + drafted,
                 seconds=sum(seconds.values()) / count,

@@ -15,11 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
-from ondevice.engines.protocol import Chains, DraftStep, MultiStep
+from ondevice.engines.protocol import DraftStep, EngineDrafts, MultiStep
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of, next_token
+from ondevice.generate.sampling_kernels import ConstraintMasks, Key, NextToken, RowDraw, key_of, next_token
 from ondevice.generate.stats import TokenLogprob
+
+GUESSES = 3
+"""Tokens of a step that an engine may draft: `Sampler.drafting`."""
 
 RIVALS = 4
 """Tokens that a guess is compared with, itself included: few tokens come near the winner, noise included."""
@@ -70,9 +73,9 @@ class Sampler:
         self._made_rng: np.random.Generator | None = None
         key: Key = np.zeros(1, np.uint64) if self.greedy else key_of(options.seed)
         self._row_draw = RowDraw(options, key)
-        self._choice: tuple[Int64Array, object] | None = None
-        """The arguments of `next_token` and what they point to, once made."""
-        self._guesses: tuple[DraftStep, Int64Array, object] | None = None
+        self._choice: NextToken | None = None
+        """The arguments of `next_token`, once made."""
+        self._guesses: tuple[DraftStep, NextToken] | None = None
         """The same for the results of a draft step."""
 
     def without_processors(self) -> Sampler:
@@ -136,22 +139,21 @@ class Sampler:
             if len(biased) and not 0 <= biased[0] <= biased[-1] < vocab_size:
                 return None
             row = np.zeros(vocab_size, np.float32)
-            self._choice = self._row_draw.record(row, None, ends, (biased, biases) if len(biased) else None)
-        return MultiStep(most, next_token.address, *self._choice)
+            self._choice = self._row_draw.record(row, None, 1, ends, (biased, biases) if len(biased) else None)
+        return MultiStep(most, next_token.address, self._choice.record, self._choice)
 
-    def drafting(self, step: DraftStep, tokens: int, hidden: Float32Array) -> Chains | None:
+    def drafting(self, step: DraftStep, widths: Sequence[int], hidden: Float32Array) -> EngineDrafts | None:
         """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python.
 
         Args:
             step: the arrays in which a draft step leaves its results.
-            tokens: most tokens of a chain.
-            hidden: float32[H], see `Chains`.
+            widths, hidden: see `EngineDrafts`; no width exceeds GUESSES.
         """
         if self.reads_text or self.processors:
             return None
         if self._guesses is None or self._guesses[0] is not step:
-            self._guesses = step, *self._row_draw.record(step.logits, step.candidates)
-        return Chains(tokens, hidden, self._guesses[1])
+            self._guesses = step, self._row_draw.record(step.logits, step.candidates, GUESSES)
+        return EngineDrafts(widths, hidden, self._guesses[1].record, self._guesses[1].tokens)
 
     def guess(
         self,

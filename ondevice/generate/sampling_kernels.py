@@ -436,6 +436,19 @@ class RowScratch(NamedTuple):
     indices: IndexArray
 
 
+class NextToken(NamedTuple):
+    """The arguments of `next_token`.
+
+    record : int64[n], the arguments
+    tokens : intp[b], where it leaves the best tokens, best first
+    held : what the record points to as well
+    """
+
+    record: Int64Array
+    tokens: IndexArray
+    held: object
+
+
 class RowDraw:
     """Temperature, top-k, top-p and min-p, in this order, and a draw with Gumbel noise; at temperature 0, the likeliest
     tokens.
@@ -497,25 +510,26 @@ class RowDraw:
         self,
         scores: Float32Array,
         token_ids: IndexArray | None,
+        most: int,
         ends: Iterable[int] = (),
         biases: tuple[Int64Array, Float32Array] | None = None,
-    ) -> tuple[Int64Array, object]:
-        """The arguments of `next_token`, whose position is still to be written, and what they point to.
+    ) -> NextToken:
+        """The arguments of `next_token`, whose position is still to be written.
 
         Args:
             scores: float32[m], a row; another one's address may be written in its place.
-            token_ids: as for `best`.
+            token_ids, most: as for `best`.
             ends: tokens that end a reply.
             biases: int64[b], each below m, and float32[b], what is added to their scores; None for none.
         """
         ids = IN_ORDER if token_ids is None else token_ids
         last, changed = np.array([*ends] or [-1], np.int64), np.zeros(len(scores) if biases else 1, np.float32)
         biased, added = biases or (np.full(1, -1), np.zeros(1, np.float32))
-        tokens, values, scratch = np.zeros(1, np.intp), np.zeros(1), self._scratch(len(scores))
+        tokens, values, scratch = np.zeros(most, np.intp), np.zeros(most), self._scratch(len(scores))
         record = next_token.record(
             scores, 0, ids, last, biased, added, changed, *self._options, self._key, tokens, values, *scratch
         )  # fmt: skip
-        return record, (scores, ids, last, biased, added, changed, tokens, values, scratch)
+        return NextToken(record, tokens, (scores, ids, last, biased, added, changed, values, scratch))
 
     def _scratch(self, m: int) -> RowScratch:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""

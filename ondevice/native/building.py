@@ -24,7 +24,7 @@ from ondevice.errors import OndeviceError
 from ondevice.native import library
 from ondevice.native.code_block import BEGINNING
 
-FUNCTIONS = {"packing": 10, "tokens": 56, "forward": 186, "export": 27, "roofline": 3}
+FUNCTIONS = {"packing": 10, "tokens": 56, "forward": 193, "export": 27, "roofline": 3}
 """About the number of functions of each part (it changes with the instruction set), for the reported share."""
 
 BUILDER = "ondevice.native.builder"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from ondevice.engines.protocol import DraftStep, Outputs
+from ondevice.engines.protocol import DraftStep, DraftVerdict, Outputs
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.request import SamplingOptions
@@ -135,3 +135,48 @@ def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeyp
     assert sorted(branches) == [1] * 14 + [3] * 2
     drafter.draft(DraftRequest(2))
     assert asked[-1] == 3, "where a row costs nothing"
+
+
+# The form of drafts that the engine makes.
+
+
+def form(drafter: MtpDrafter, request: DraftRequest) -> list[int]:
+    return list(drafter.widths(request)[0])
+
+
+def begun(acceptance: float, branches: int = 3) -> MtpDrafter:
+    drafter, session = MtpDrafter(VOCAB, branches, acceptance), cast(Any, Steps({}))
+    drafter.begin([0], session)
+    drafter.observe([0], outputs(), [0])
+    return drafter
+
+
+def test_first_guesses_and_others_by_their_rates() -> None:
+    """Survival of first guesses is 0.5, 0.25, 0.125, 0.06; of second and third ones of the first step 0.1 and 0.05."""
+    drafter = begun(0.5)
+    assert [form(drafter, DraftRequest(nodes)) for nodes in range(1, 6)] == [
+        [1], [1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1, 1],
+    ]  # fmt: skip
+    assert form(drafter, DraftRequest(4, trees=False)) == form(begun(0.5, branches=1), DraftRequest(4)) == [1, 1, 1, 1]
+
+
+def test_another_guess_pays_its_row_where_a_step_does_not_pay() -> None:
+    rows, steps = [0.06] * 4, [0.2] * 4
+    assert form(begun(0.5), DraftRequest(4, rows, steps)) == [2]
+    assert form(begun(0.7), DraftRequest(4, rows, steps)) == [2, 1, 1]
+    assert form(begun(0.2), DraftRequest(4, rows, steps)) == []
+
+
+def test_guesses_that_were_not_drafted_teach_as_well() -> None:
+    drafter, request = begun(0.5), DraftRequest(3, [0.15] * 3, [0.2] * 3)
+    assert form(drafter, request) == [1]
+    for _ in range(30):
+        drafter.verified([DraftVerdict(drafted=1, depth=1, accepted=0, hits=0, rank=rank) for rank in (0, 1)])
+        drafter.observe([1, 2], outputs(), [0])
+        drafter.verified([DraftVerdict(drafted=1, depth=1, accepted=1, hits=1, rank=0)] * 2)
+        drafter.observe([1, 2, 3, 4], outputs(), [0])
+    assert form(drafter, request) == [2]
+    for _ in range(60):
+        drafter.verified([DraftVerdict(drafted=2, depth=1, accepted=1, hits=1, rank=0)])
+        drafter.observe([1, 2], outputs(), [0])
+    assert form(drafter, request) == [1, 1, 1]

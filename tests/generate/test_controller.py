@@ -1,11 +1,12 @@
 """The controller: the choice of drafter and length, what it costs to explore, and the simple rules."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ondevice.engines.protocol import MAX_CHAINS
+from ondevice.engines.protocol import MAX_ROUNDS
 from ondevice.errors import UsageError
 from ondevice.generate.controller import (
     CREDIT,
@@ -45,12 +46,12 @@ def known(forwards: list[float], draft: float = 0.0) -> Costs:
 class Scripted(DiceDrafter):
     """Expects what it was given."""
 
-    def __init__(self, name: str, *survival: float) -> None:
+    def __init__(self, name: str, *survival: float, depths: Sequence[int] = ()) -> None:
         super().__init__(name)
-        self.survival = np.array(survival, np.float32)
+        self.survival, self.depths = np.array(survival, np.float32), depths
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self.survival[:nodes], self.name)
+        return Forecast(self.survival[:nodes], self.name, self.depths[:nodes])
 
 
 # The simple rules.
@@ -119,6 +120,15 @@ def test_at_a_higher_speed_a_token_must_be_more_likely() -> None:
     controller._since_plain = 0
     plan = controller.plan([Scripted("ngram", 0.9, 0.9, 0.9, 0.9)], 4)
     assert plan.row_floors[3] == pytest.approx(0.1 * 5 / 1.1, rel=0.05)
+
+
+def test_siblings_cost_no_step() -> None:
+    """Three tokens are worth a row each, but not a step each."""
+    controller, tokens = Controller(known([1.0, 1.05, 1.1, 1.15], draft=0.3)), (0.3, 0.1, 0.1)
+    assert controller.plan([Scripted("dice", *tokens)], 3).drafter is None
+    assert controller.plan([Scripted("dice", *tokens, depths=[1, 1, 1])], 3).nodes == 3
+    request = DraftRequest(3, [0.05] * 3, [0.3, 0.1])
+    assert [request.pays_step(2, 0.2, step) for step in (0, 1)] == [False, True]
 
 
 def test_a_draft_sees_past_a_jump() -> None:
@@ -313,7 +323,7 @@ def test_chains_are_drafted_for_as_many_rounds_as_the_credit_pays() -> None:
     controller = Controller(known([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.1))
     controller.observe(decoded(1, 1.0))
     assert controller.asked([drafter]) == [drafter]
-    assert controller.plan([drafter], 4).rounds == [MAX_CHAINS] * 4
+    assert controller.plan([drafter], 4).rounds == [MAX_ROUNDS] * 4
     controller._credit[drafter.name] = 0.5
     controller.asked([drafter])
     assert controller.plan([drafter], 4).rounds == [2, 1, 1, 1]

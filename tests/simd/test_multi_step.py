@@ -13,12 +13,12 @@ import pytest
 
 import ondevice
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import Outputs, Rows, TokenTree
+from ondevice.engines.protocol import DraftVerdict, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.generate import loop
 from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling import GUESSES, Sampler
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.conftest import LOOKUP
 from tests.simd.forwards import drafted, extend, run
@@ -27,6 +27,7 @@ OPTIONS = {
     "greedy": SamplingOptions(temperature=0.0),
     "sampled": SamplingOptions(temperature=1.0, seed=1),
     "filtered": SamplingOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=2),
+    "hot": SamplingOptions(temperature=3.0, seed=4),  # the noise decides, so drafter and target agree
     "biased": SamplingOptions(temperature=0.7, logit_bias={3: 4.0, 5: -50.0}, seed=3),
 }
 
@@ -50,10 +51,10 @@ def one_by_one(
     return found
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("length", [1, 60, 130])
-def test_rows_and_caches(pair: tuple[SimdEngine, SimdEngine], options: SamplingOptions, length: int) -> None:
+@pytest.mark.parametrize(("length", "name"), [(1, "greedy"), (60, "sampled"), (130, "filtered"), (130, "biased")])
+def test_rows_and_caches(pair: tuple[SimdEngine, SimdEngine], length: int, name: str) -> None:
     """With full and sliding caches, which a continuation crosses the end of, on one and on several threads."""
+    options = OPTIONS[name]
     rng = np.random.default_rng(length)
     ids = rng.integers(0, VOCAB, length).tolist()
     plain, together = (engine.open_session() for engine in pair)
@@ -140,13 +141,13 @@ def test_more_forwards_than_there_is_room_for(engine: SimdEngine) -> None:
 
 
 def drafted_rounds(
-    session: SimdSession, tokens: Sequence[int], hidden: np.ndarray, rounds: int, count: int, sampler: Sampler,
-    ends: frozenset[int] = frozenset(),
+    session: SimdSession, tokens: Sequence[int], hidden: np.ndarray, rounds: int, widths: Sequence[int],
+    sampler: Sampler, ends: frozenset[int] = frozenset(),
 ) -> Outputs:  # fmt: skip
-    """Run rounds of chains; the last of `tokens` is the newest one."""
+    """Run rounds with drafts; the last of `tokens` is the newest one."""
     step = session.drafts
     assert step is not None
-    drafting = sampler.drafting(step, count, hidden)
+    drafting = sampler.drafting(step, widths, hidden)
     continuation = sampler.continuation(rounds, ends, VOCAB)
     assert continuation is not None
     assert drafting is not None
@@ -156,31 +157,48 @@ def drafted_rounds(
 
 
 def round_by_round(
-    session: SimdSession, context: list[int], hidden: np.ndarray, rounds: int, count: int, sampler: Sampler
-) -> list[tuple[int, int]]:
+    session: SimdSession, context: list[int], hidden: np.ndarray, rounds: int, widths: Sequence[int], sampler: Sampler
+) -> list[DraftVerdict]:
     """The same by one call for each step and forward: appends to `context`, and returns the verdicts."""
     verdicts = []
     for _ in range(rounds):
-        chain, state = list[int](), hidden
-        while len(chain) < count:
+        guesses, chain, state = list[list[int]](), list[int](), hidden
+        for _ in widths:
             step = session.draft_step([context[-1], *chain][-1], state)
-            chain.append(sampler.guess(step.logits, step.candidates, context, chain)[0].token)
+            found = sampler.guess(step.logits, step.candidates, context, chain, GUESSES)
+            guesses.append([guess.token for guess in found])
+            chain.append(guesses[-1][0])
             state = step.hidden.copy()
-        outputs, row = run(session, [context[-1], *chain], range(1 + count)), 0
-        own = [sampler.choose(outputs.logits[0], context)]
-        while row < count and own[-1] == chain[row]:
-            row += 1
-            own.append(sampler.choose(outputs.logits[row], context, own))
-        verdicts.append((count, row))
-        hidden = outputs.hidden[row].copy()
-        session.commit(range(row + 1))
+        tokens, parents, rows = [context[-1], *chain], list(range(-1, len(chain))), dict[tuple[int, int], int]()
+        for depth, (width, found_here) in enumerate(zip(widths, guesses, strict=True)):
+            for rank in range(1, width):
+                rows[depth, rank] = len(tokens)
+                tokens.append(found_here[rank] if rank < len(found_here) else found_here[0])
+                parents.append(depth)
+        outputs = run(session, TokenTree(np.array(tokens), np.array(parents)), range(len(tokens)))
+        path, own, rank = [0], [sampler.choose(outputs.logits[0], context)], 0
+        while rank == 0 and len(path) <= len(widths):
+            depth = len(path) - 1
+            rank = guesses[depth].index(own[-1]) if own[-1] in guesses[depth] else -1
+            if rank < 0 or rank >= widths[depth]:
+                break
+            path.append(rows[depth, rank] if rank else depth + 1)
+            own.append(sampler.choose(outputs.logits[path[-1]], context, own))
+        accepted, hits = len(path) - 1, sum(row <= len(widths) for row in path) - 1
+        verdicts.append(DraftVerdict(len(tokens) - 1, len(widths), accepted, hits, max(rank, 0)))
+        hidden = outputs.hidden[path[-1]].copy()
+        session.commit(path)
         context += own
     return verdicts
 
 
-@pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["sampled"], OPTIONS["filtered"]])
-@pytest.mark.parametrize("length", [2, 60, 130])
-def test_drafts(pair: tuple[SimdEngine, SimdEngine], options: SamplingOptions, length: int) -> None:
+WIDTHS = ((1, (1,)), (4, (2, 1)), (3, (1,) * 8), (4, (3,)), (3, (1, 3, 1, 2)), (2, (2, 2)), (4, (1,)))
+"""Rounds of a call, and their form."""
+
+
+@pytest.mark.parametrize(("length", "name"), [(2, "greedy"), (60, "sampled"), (130, "filtered"), (10, "hot")])
+def test_drafts(pair: tuple[SimdEngine, SimdEngine], length: int, name: str) -> None:
+    options = OPTIONS[name]
     rng = np.random.default_rng(length)
     context = rng.integers(0, VOCAB, length).tolist()
     alone, together = (engine.open_session() for engine in pair)
@@ -191,17 +209,23 @@ def test_drafts(pair: tuple[SimdEngine, SimdEngine], options: SamplingOptions, l
         assert together.looks_up
         return
     sampler = Sampler(options)
-    for rounds, count in ((1, 1), (4, 2), (3, 8), (4, 1)):
+    beside = 0
+    for rounds, widths in WIDTHS * (2 if name == "hot" else 1):
         own = list(context)
-        verdicts = round_by_round(alone, own, hidden, rounds, count, sampler)
-        outputs = drafted_rounds(together, context, hidden, rounds, count, sampler)
+        verdicts = round_by_round(alone, own, hidden, rounds, widths, sampler)
+        outputs = drafted_rounds(together, context, hidden, rounds, widths, sampler)
         assert outputs.verdicts == verdicts
+        beside += sum(verdict.accepted > verdict.hits for verdict in verdicts)
         assert [*outputs.chosen, sampler.choose(outputs.logits[-1], context, outputs.chosen)] == own[len(context) :]
         assert (outputs.forwards, outputs.other_rows, len(outputs.logits)) == (rounds, 0, 1)
         together.commit(range(1 + len(outputs.chosen)))
         hidden, context = outputs.hidden[-1].copy(), own
         assert together.tokens == alone.tokens == context[:-1]
         assert drafted(together) == drafted(alone)
+    drafter = together.engine.drafter
+    assert drafter is not None
+    # keys and values were moved; few tokens of a shortlist are the target's
+    assert beside or name != "hot" or drafter.shortlist is not None
     tree = rng.integers(0, VOCAB, 5).tolist()
     one, two = (run(each, tree, range(5)).logits for each in (alone, together))
     np.testing.assert_array_equal(one, two)
@@ -213,11 +237,11 @@ def test_a_draft_ends_with_the_reply(engine: SimdEngine) -> None:
     session = engine.open_session()
     extend(session, [1, 2, 3])
     hidden = np.zeros(engine.target.hidden_size, np.float32)
-    plain = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, 3, sampler)
+    plain = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, (1, 1, 1), sampler)
     chosen = [*plain.chosen, sampler.choose(plain.logits[-1], [1, 2, 3, 4], plain.chosen)]
     ended = Sampler(SamplingOptions(temperature=0.0))
-    outputs = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, 3, ended, frozenset({chosen[0]}))
-    assert (list(outputs.chosen), outputs.verdicts) == ([], [(3, 0)])
+    outputs = drafted_rounds(session, [1, 2, 3, 4], hidden, 4, (2, 1), ended, frozenset({chosen[0]}))
+    assert (list(outputs.chosen), outputs.verdicts) == ([], [DraftVerdict(3, 2, 0, 0, 0)])
     assert sampler.choose(outputs.logits[-1], [1, 2, 3, 4]) == chosen[0]
 
 
@@ -226,25 +250,28 @@ def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
     session = engine.open_session()
     extend(session, [1] * (CONTEXT - 8))
     with pytest.raises(ValueError, match="3 forwards of 3 rows do not fit: at most 8 rows now"):
-        drafted_rounds(session, [1], hidden, 3, 2, sampler)
-    for rounds, count in ((5, 1), (1, 9), (1, 0)):
+        drafted_rounds(session, [1], hidden, 3, (2,), sampler)
+    for rounds, widths in ((5, (1,)), (1, (1,) * 9), (1, ())):
         with pytest.raises(ValueError, match="do not fit"):
-            drafted_rounds(engine.open_session(), [1], hidden, rounds, count, sampler)
+            drafted_rounds(engine.open_session(), [1], hidden, rounds, widths, sampler)
+    for guesses in ([GUESSES + 1], [2, 0]):
+        with pytest.raises(ValueError, match="guesses of a step: between 1 and 3"):
+            drafted_rounds(engine.open_session(), [1], hidden, 1, guesses, sampler)
     with pytest.raises(ValueError, match="a hidden state of"):
-        drafted_rounds(session, [1], hidden[:-1], 1, 1, sampler)
+        drafted_rounds(session, [1], hidden[:-1], 1, (1,), sampler)
     looking = SimdEngine(bundle, 1, lookup=LOOKUP)
     step, continuation = engine.open_session().drafts, sampler.continuation(1, frozenset(), VOCAB)
     assert step is not None
     assert continuation is not None
-    given = replace(continuation, drafting=sampler.drafting(step, 1, hidden))
+    given = replace(continuation, drafting=sampler.drafting(step, (1,), hidden))
     with pytest.raises(ondevice.UsageError, match="cannot draft for this sequence"):
         looking.forward([Rows(looking.open_session(), TokenTree.chain([1]), [0], continuation=given)])
     looking.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_replies_with_chains(bundle: Bundle, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every round is planned with a chain, whatever it costs."""
+def test_replies_with_drafts(bundle: Bundle, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round is planned with a draft, whatever it costs."""
 
     def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
         return RoundPlan(drafters[0], min(limit, 3), rounds=[4, 3, 2]) if limit > 0 else NO_ROOM

@@ -22,8 +22,8 @@ from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import LayerPath, PathMemory
 from ondevice.engines.protocol import (
-    Chains,
     DraftStep,
+    EngineDrafts,
     KVCacheType,
     MultiStep,
     Outputs,
@@ -176,11 +176,11 @@ class SimdEngine:
         return outputs
 
     def _draft_and_verify(
-        self, session: SimdSession, given: Rows, continuation: MultiStep, drafting: Chains
+        self, session: SimdSession, given: Rows, continuation: MultiStep, drafting: EngineDrafts
     ) -> Outputs:
         """Run rounds of a draft and a forward in one call of the kernels."""
-        count = 1 + drafting.tokens
-        tree = TokenTree.chain(given.tree.tokens.tolist() * count)  # the kernels write the drafted tokens
+        tree = drafting.tree(int(given.tree.tokens[0]))  # the kernels write the drafted tokens
+        count = len(tree)
         rows = ForwardRows(given.path, [tree], [session.length], [range(count)])
         rows.continuation = continuation
         with self.computing():

@@ -17,12 +17,13 @@ from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import (
-    MAX_CHAIN,
-    MAX_CHAINS,
+    MAX_DRAFTED,
+    MAX_ROUNDS,
     MAX_SESSIONS,
     ROOT,
-    Chains,
     DraftStep,
+    DraftVerdict,
+    EngineDrafts,
     MultiStep,
     Proposals,
     TokenTree,
@@ -147,7 +148,8 @@ class ForwardState(SlotArray):
         self.slots[contract.CACHE_BITS] = cache_bits
         self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MAX_SESSIONS, np.int64)
-        self._verdicts = np.zeros((MAX_CHAINS, 2), np.int64)
+        self._verdicts = np.zeros((MAX_ROUNDS, len(DraftVerdict._fields)), np.int64)
+        self._widths = np.zeros(MAX_DRAFTED, np.int64)
         self.point(contract.TOKENS, self._tokens)
         self.point(contract.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
@@ -159,6 +161,9 @@ class ForwardState(SlotArray):
         self.point(contract.COSINES, self._cosines)
         self.point(contract.SINES, self._sines)
         self.slots[contract.ROTARY_STRIDE] = self._cosines.strides[0]
+        self._of_positions = self.slots[contract.COSINES : contract.SINES + 1].copy()
+        self._of_drafts = np.zeros((2, 1 + MAX_DRAFTED, len(self._frequencies)), np.float32)
+        """Cosines and sines of a draft's rows, which siblings have in common."""
 
     def set_rows(
         self,
@@ -187,6 +192,7 @@ class ForwardState(SlotArray):
         angles = positions.astype(np.float32)[:, None] * self._frequencies
         np.cos(angles, out=self._cosines[: len(positions)], dtype=np.float64)
         np.sin(angles, out=self._sines[: len(positions)], dtype=np.float64)
+        self.slots[contract.COSINES : contract.SINES + 1] = self._of_positions
         self.slots[contract.MOST_RUNS], self.slots[contract.DRAFTS] = 1, 0
 
     def set_continuation(self, continuation: MultiStep, logits_bytes: int, hidden_bytes: int) -> None:
@@ -196,23 +202,33 @@ class ForwardState(SlotArray):
             continuation: how tokens are chosen. The caller keeps it alive while the plan runs.
             logits_bytes, hidden_bytes: bytes of a row of logits, and of hidden states.
         """
-        self.slots[contract.MOVED] = self.slots[contract.DRAFTED] = 0
+        self.slots[contract.MOVED] = 0
         self.slots[contract.MOST_RUNS] = continuation.most
         self.slots[contract.NEXT_TOKEN] = continuation.choose
         self.slots[contract.NEXT_RECORD] = address_of(continuation.record)
         self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
 
-    def set_drafting(self, drafting: Chains, drafts: DraftState, window: int | None) -> None:
+    def set_drafting(self, drafting: EngineDrafts, drafts: DraftState, shapes: Int64Array, window: int | None) -> None:
         """Let a drafter's steps precede every run. Call it after `set_continuation`, and after `drafts.begin`.
 
         Args:
-            drafting: the length of a chain, and where the first one begins.
+            drafting: the form of a draft, and where the first one begins.
             drafts: the drafter's state.
+            shapes: int64[caches, 3], see `contract.CACHE_SHAPES`.
             window: positions that the target's sliding layers see.
         """
         drafts.hidden[:], drafts.token[0] = drafting.hidden, self._tokens[0]
-        self.slots[contract.DRAFTS] = drafting.tokens
+        steps, guesses = len(drafting.widths), len(drafting.guesses)
+        self._widths[:steps] = drafting.widths
+        self.point(contract.GUESSED, np.zeros((steps, guesses), np.int64))
+        self.slots[contract.DRAFTS], self.slots[contract.WIDTHS] = steps, address_of(self._widths)
+        self.slots[contract.DEPTH] = self.slots[contract.DRAFTED] = 0
         self.slots[contract.GUESS_RECORD] = address_of(drafting.record)
+        self.slots[contract.GUESSES], self.slots[contract.GUESS_COUNT] = address_of(drafting.guesses), guesses
+        self.slots[contract.CACHE_SHAPES], self.slots[contract.CACHE_COUNT] = address_of(shapes), len(shapes)
+        self.slots[contract.ROTARY : contract.ROTARY + 2] = self._of_positions
+        for kind, rows in enumerate(self._of_drafts):
+            self.point(contract.COSINES + kind, rows)
         self.slots[contract.DRAFT_TOKEN] = address_of(drafts.token)
         self.slots[contract.DRAFT_HIDDEN] = address_of(drafts.hidden)
         self.slots[contract.DRAFT_FOLLOWING] = address_of(drafts.following)
@@ -232,12 +248,12 @@ class ForwardState(SlotArray):
 
     def chosen(self) -> list[int]:
         """The tokens after the first that were accepted."""
-        chosen: list[int] = self._tokens[1 : 1 + self.slots[contract.MOVED] + self.slots[contract.LAST_ROW]].tolist()
+        chosen: list[int] = self._tokens[1 : 1 + self.slots[contract.MOVED] + self.slots[contract.ACCEPTED]].tolist()
         return chosen
 
-    def verdicts(self) -> list[tuple[int, int]]:
-        """The drafted and the accepted tokens of each run."""
-        return [(drafted, accepted) for drafted, accepted in self._verdicts[: self.runs].tolist()]
+    def verdicts(self) -> list[DraftVerdict]:
+        """The verdict on the draft of each run."""
+        return [DraftVerdict(*numbers) for numbers in self._verdicts[: self.runs].tolist()]
 
     @property
     def draft_share(self) -> float:
@@ -286,7 +302,7 @@ class DraftState(ForwardState):
     """
 
     def __init__(self, draft: DraftPlan, rotary: Sequence[NDArray[np.float32]], cache_bits: int) -> None:
-        super().__init__(MAX_CHAINS * (1 + MAX_CHAIN), rotary, cache_bits)
+        super().__init__(MAX_ROUNDS * (1 + MAX_DRAFTED), rotary, cache_bits)
         self.plan, self.hidden, self.token, self.following = draft.plan, draft.hidden, draft.token, draft.following
         logits = np.zeros(draft.logits_width, np.float32)
         candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)

@@ -23,6 +23,7 @@ from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
+from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.engines.simd.threads import ThreadPool
@@ -41,6 +42,7 @@ class Program:
     Attributes:
         models: the models; single rows of their tables are read in place, in the mapped files.
         caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
+        cache_shapes: int64[caches, 3], see `contract.CACHE_SHAPES`.
         target: makes plans of the target's forwards.
         plan: `TargetPlanner.plan`, which keeps the MAX_PLANS last used ones; the whole one is made already.
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
@@ -74,6 +76,8 @@ class Program:
         self._pack = pack = open_pack(models.layout, models.files, threads, preparation or Preparation())
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
+        cached = [config.layers[layer].attention for layer in self.caches]
+        self.cache_shapes = np.array([[KIND_NUMBERS[own.kind], own.kv_heads, own.head_dim] for own in cached], np.int64)
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
         new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)

@@ -191,7 +191,7 @@ class TargetForward:
         return self._run(program.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
 
     def run_rounds(self, batch: ForwardRows, record: SequenceRecord, drafts: DraftState) -> int:
-        """Run a continuation that drafts: the rows are those of a round with the longest draft.
+        """Run a continuation that drafts: the rows are those of a round with the largest draft.
 
         Returns:
             The number of threads that took part.
@@ -201,7 +201,9 @@ class TargetForward:
         assert batch.continuation.drafting is not None
         self._write(batch, [record])
         drafts.set_sequences([record], program.scratch)
-        self._state.set_drafting(batch.continuation.drafting, drafts, program.models.target.config.window)
+        self._state.set_drafting(
+            batch.continuation.drafting, drafts, program.cache_shapes, program.models.target.config.window
+        )
         record.set_place(contract.ALL, 0, 1)  # the first step is the drafter's
         last = int(batch.positions[0]) + count * batch.continuation.most
         steps = program.steps(program.plan(batch.path), last)

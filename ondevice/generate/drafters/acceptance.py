@@ -67,11 +67,13 @@ class PositionAcceptance:
         """float32[k]: the probability that the target accepts the first i tokens, i = 1..k; never rising."""
         return np.array(list(accumulate(self._rates(k), mul)), np.float32)
 
-    def survival_with_siblings(self, nodes: int, second: float) -> Float32Array:
-        """float32[nodes]: survival of a tree's likeliest nodes, best first. The tree is the chain of first children
-        and, next to each of them, a second child, which the target accepts at the rate `second` given its parent.
+    def survival_with_siblings(self, nodes: int, second: float) -> tuple[Float32Array, list[int]]:
+        """float32[nodes]: survival of a tree's likeliest nodes, best first; and the depth of the first 1, 2, ... nodes.
+        The tree is the chain of first children and, next to each of them, a second child, which the target accepts at
+        the rate `second` given its parent.
         """
         best: list[float] = []
+        depths: list[int] = []
         # Merges two falling lists, in every round: sorting them, or heapq, takes twice as long.
         firsts: list[float] = self.survival(nodes).tolist()
         first, parent, sibling = 0, 0, second
@@ -83,7 +85,8 @@ class PositionAcceptance:
                 best.append(sibling)
                 sibling = second * firsts[parent]
                 parent += 1
-        return np.array(best, np.float32)
+            depths.append(max(first, 1))
+        return np.array(best, np.float32), depths
 
     def _rates(self, k: int) -> list[float]:
         """The conditional probabilities. No arrays: the loop needs a few numbers in every round."""

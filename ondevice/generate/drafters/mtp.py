@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.model_config import ACCEPTANCE
-from ondevice.engines.protocol import MAX_CHAIN, ROOT
+from ondevice.engines.protocol import MAX_DRAFTED, ROOT, DraftVerdict
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
-from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
-from ondevice.generate.sampling import Guess
+from ondevice.generate.drafters.trees import KEEP, GuessedTree, TreeDrafter
+from ondevice.generate.sampling import GUESSES, Guess
 
 BRANCHES = 3
 """Children that a token of a draft may have. On the reference pair at temperature 1 a token at depth 1 is accepted in
@@ -48,7 +48,8 @@ class MtpDrafter(TreeDrafter):
             branches: children of a token at most; 1 drafts chains.
             acceptance: prior probability that the target takes a first child.
         """
-        super().__init__(vocab_size, branches, [SIBLING], acceptance=PositionAcceptance(acceptance))
+        siblings = [SIBLING / rank for rank in range(1, GUESSES)]
+        super().__init__(vocab_size, branches, siblings, acceptance=PositionAcceptance(acceptance))
         self._without_siblings = 0
         """Drafts since siblings were last guessed."""
 
@@ -56,19 +57,39 @@ class MtpDrafter(TreeDrafter):
         """The chain of first children, and a second child next to each of them."""
         if not self._grows_trees:
             return Forecast(self._acceptance.survival(nodes), self.name)
-        survival = self._acceptance.survival_with_siblings(nodes, self._siblings[0].rate())
-        return Forecast(survival, self.name)
+        survival, depths = self._acceptance.survival_with_siblings(nodes, self._siblings[0].rate())
+        return Forecast(survival, self.name, depths)
 
-    def chain(self, request: DraftRequest) -> tuple[int, Float32Array]:
-        count, survival = 0, self._acceptance.survival(min(request.nodes, MAX_CHAIN)).tolist()
-        while count < len(survival) and request.pays_step(count, survival[count]):
-            count += 1
-        return count, self._hidden
+    def widths(self, request: DraftRequest) -> tuple[Sequence[int], Float32Array]:
+        """Likeliest token first, as `draft` does it, by rates in the place of guesses: first children of the chain, for
+        which a step is run, and other children.
+        """
+        firsts = self._acceptance.survival(MAX_DRAFTED).tolist()
+        others = [sibling.rate() for sibling in self._siblings] if self._grows_trees and request.trees else []
+        found = list[int]()
+        for node in range(min(request.nodes, MAX_DRAFTED)):
+            beside = [
+                (parent * others[width - 1], step)
+                for step, (width, parent) in enumerate(zip(found, [1.0, *firsts], strict=False))
+                if width - 1 < min(len(others), self._branches - 1)
+            ]
+            chance, step = max(beside, default=(0.0, 0))
+            if firsts[len(found)] >= chance and request.pays_step(node, firsts[len(found)], len(found)):
+                found.append(1)
+            elif beside and request.pays_row(node, chance):
+                found[step] += 1
+            else:
+                break
+        return found, self._hidden
 
-    def verified(self, verdicts: Sequence[tuple[int, int]]) -> None:
-        for drafted, accepted in verdicts:
-            self._acceptance.learn(drafted, accepted, accepted + 1)
-        self._learnt = sum(accepted + 1 for _, accepted in verdicts)
+    def verified(self, verdicts: Sequence[DraftVerdict]) -> None:
+        for verdict in verdicts:
+            self._acceptance.learn(verdict.depth, verdict.hits, verdict.accepted + 1)
+            for step in range(min(verdict.hits + 1, verdict.depth)):
+                for rank, sibling in enumerate(self._siblings, 1):
+                    sibling.fade(KEEP)
+                    sibling.add(step == verdict.hits and rank == verdict.rank)
+        self._learnt = sum(verdict.accepted + 1 for verdict in verdicts)
 
     def draft(self, request: DraftRequest) -> Draft:
         """Grow a tree, with one draft step for each token that is expanded."""

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
-from ondevice.engines.protocol import ROOT, Outputs, Session
+from ondevice.engines.protocol import ROOT, DraftVerdict, Outputs, Session
 from ondevice.generate.request import Constraint, Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 
@@ -91,10 +91,12 @@ class Forecast:
         the best draft of k. Their sum is the expected number of accepted tokens, for a chain and for a tree. Shorter
         than `nodes` where the drafter has no more to propose.
     source : name of the drafter that would make the draft
+    depths : by number of nodes, from 1 on, the depth of such a draft, which its cost depends on; empty for a chain
     """
 
     survival: Float32Array
     source: str
+    depths: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,13 @@ class DraftRequest:
         """
         return survival >= self.row_floor(node)
 
-    def pays_step(self, node: int, survival: float) -> bool:
-        """Whether to run a draft step that computes a token, where the token has this expected survival and would be
-        node number `node`: it must be worth the step and the row.
+    def pays_step(self, node: int, survival: float, step: int | None = None) -> bool:
+        """Whether to run draft step number `step`, from 0 on, that computes a token, where the token has this expected
+        survival and would be node number `node`: it must be worth the step and the row. In a chain, where each token
+        takes a step, `step` may be left out.
         """
-        step_floor = self.step_floors[node] if node < len(self.step_floors) else 0.0
+        step = node if step is None else step
+        step_floor = self.step_floors[step] if step < len(self.step_floors) else 0.0
         return survival >= self.row_floor(node) + step_floor
 
 
@@ -203,17 +207,17 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class ChainDrafter(Protocol):
-    """A drafter whose steps an engine can run by itself, for rounds of chains: see `engines.protocol.Chains`."""
+class EngineDrafter(Protocol):
+    """A drafter whose steps an engine can run by itself, for several rounds: see `engines.protocol.EngineDrafts`."""
 
-    def chain(self, request: DraftRequest) -> tuple[int, Float32Array]:
-        """The number of tokens of a chain whose steps pay on average; and float32[H], which the first step reads."""
+    def widths(self, request: DraftRequest) -> tuple[Sequence[int], Float32Array]:
+        """The number of guesses of each step that pay on average, at most GUESSES; and float32[H], which the first step
+        reads.
+        """
         ...
 
-    def verified(self, verdicts: Sequence[tuple[int, int]]) -> None:
-        """Report chains that the engine drafted: the number of drafted and of accepted tokens of each. `observe`
-        follows, with all their tokens together.
-        """
+    def verified(self, verdicts: Sequence[DraftVerdict]) -> None:
+        """Report drafts that the engine made. `observe` follows, with all their tokens together."""
         ...
 
 

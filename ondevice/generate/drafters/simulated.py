@@ -72,7 +72,8 @@ class SimulatedDrafter:
     def forecast(self, nodes: int) -> Forecast:
         if self._branches == 1:
             return Forecast(self._acceptance.survival(nodes), self.name)
-        return Forecast(self._acceptance.survival_with_siblings(nodes, self._second.rate()), self.name)
+        survival, depths = self._acceptance.survival_with_siblings(nodes, self._second.rate())
+        return Forecast(survival, self.name, depths)
 
     def draft(self, request: DraftRequest) -> Draft:
         """The likeliest nodes by its own estimate; a chain if only first children are used."""

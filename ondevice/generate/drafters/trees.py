@@ -98,7 +98,7 @@ class TreeDrafter:
             negative, _, node, added, chance = heappop(frontier)
             if added is None:
                 expanded = True
-                if not request.pays_step(len(tree.tokens), -negative):
+                if not request.pays_step(len(tree.tokens), -negative, len(tree.guesses)):
                     return tree
             else:
                 expanded = not step_runs

@@ -640,21 +640,32 @@ LOGITS_STRIDE, HIDDEN_STRIDE = 31, 32
 TURN = 33
 """The next thing to run, one of the following numbers; written by the first thread."""
 END, FORWARD, DRAFT = range(3)
-MOVED, LAST_ROW = 34, 35
-"""Results: number of rows that were accepted before the last run; and the last row that was accepted in it."""
-DRAFTS, DRAFTED = 36, 37
-"""Tokens of a draft at most, 0 for none; and those of the present one."""
-GUESS_RECORD = 38
-"""Address of the arguments of the same C function that choose from the drafter's logits."""
-DRAFT_TOKEN, DRAFT_HIDDEN, DRAFT_FOLLOWING = 39, 40, 41
+MOVED, ACCEPTED, LAST_ROW = 34, 35, 36
+"""Results: number of rows that were accepted before the last run; the tokens of a draft that were accepted in it; and
+the last row that was."""
+DRAFTS, WIDTHS = 37, 38
+"""Steps of a draft at most, 0 for none; and address of int64[DRAFTS], the guesses of each step that are drafted."""
+DEPTH, DRAFTED = 39, 40
+"""Steps and tokens of the present draft."""
+GUESS_RECORD, GUESSES, GUESS_COUNT = 41, 42, 43
+"""Address of the arguments of the same C function that choose from the drafter's logits; address and number of the
+tokens that it leaves, int64, likeliest first."""
+GUESSED = 44
+"""Address of int64[DRAFTS, GUESS_COUNT], the guesses of the present draft; -1 where there are fewer."""
+DRAFT_TOKEN, DRAFT_HIDDEN, DRAFT_FOLLOWING = 45, 46, 47
 """Addresses of a draft step's token int64[1], of its hidden state float32[H], and of the following one."""
-DRAFT_WINDOW = 42
+DRAFT_WINDOW = 48
 """Verified positions that a drafter's sliding layers see at most."""
-VERDICTS = 43
-"""Address of int64[MOST_RUNS, 2], a result: the drafted and the accepted tokens of each run."""
-DRAFT_TICKS, FORWARD_TICKS = 44, 45
+ROTARY = 49
+"""Two slots: addresses of the cosines and sines of all positions from the newest token's on. With drafts COSINES and
+SINES are those of the rows, which are copied from here."""
+CACHE_SHAPES, CACHE_COUNT = 51, 52
+"""Address of int64[CACHE_COUNT, 3]: of each cache in a sequence's record, its kind, KV heads and numbers of a head."""
+VERDICTS = 53
+"""Address of int64[MOST_RUNS, 5], a result: the fields of `DraftVerdict` of each run."""
+DRAFT_TICKS, FORWARD_TICKS = 54, 55
 """Ticks of the first thread in draft steps, and in forwards."""
-SLOTS = 46
+SLOTS = 56
 
 # A sequence's record.
 

@@ -17,7 +17,7 @@ from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
-from ondevice.engines.simd.kernels.attention.query_key_value import copy, head
+from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row
 from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
@@ -159,43 +159,38 @@ def continue_run(state: np.ndarray, draft_state: np.ndarray, turn: int) -> int:
     """Choose a token from the logits that were just computed, and write the slots of the next run.
 
     Without drafts, a forward of one row is followed by that of the token that was chosen. With drafts, the drafter runs
-    a step for each token of a chain; a forward of the newest token and the chain verifies it; and the chain is accepted
-    as far as the tokens that are chosen equal it.
+    the steps of a draft, a forward of the newest token and the draft follows, and `verify` accepts a part of it.
 
     Returns:
         The next turn: END, FORWARD or DRAFT.
     """
     if turn == contract.DRAFT:
-        return take_guess(state, draft_state)
-    run, drafted = state[contract.RAN], state[contract.DRAFTED]
-    last, row, token = run == state[contract.MOST_RUNS], 0, np.int64(-1)
-    if not last or drafted:
-        token = chosen_after(state, row)
-        while row < drafted and token == read_i64(state[contract.TOKENS] + 8 * (row + 1)):
-            row += 1
-            token = chosen_after(state, row)
-    state[contract.LAST_ROW] = row
+        return take_guesses(state)
+    run, last, token = state[contract.RAN], state[contract.RAN] == state[contract.MOST_RUNS], np.int64(-1)
+    state[contract.ACCEPTED] = state[contract.LAST_ROW] = 0
     if state[contract.DRAFTS]:
-        write_i64(state[contract.VERDICTS] + 16 * (run - 1), drafted)
-        write_i64(state[contract.VERDICTS] + 16 * (run - 1) + 8, np.int64(row))
+        token = verify(state)
+    elif not last:
+        token = chosen_after(state, 0, 0)
     if last or token < 0:
         move(state, draft_state, -state[contract.MOVED])
         return contract.END
-    state[contract.MOVED] += row + 1
-    move(state, draft_state, row + 1)
+    rows = state[contract.ACCEPTED] + 1
+    state[contract.MOVED] += rows
+    move(state, draft_state, rows)
     write_i64(state[contract.TOKENS], token)
     sequence = read_i64(state[contract.SEQUENCES])
-    length = read_i64(sequence + 8 * contract.LENGTH) + row + 1
+    length = read_i64(sequence + 8 * contract.LENGTH) + rows
     write_i64(sequence + 8 * contract.LENGTH, length)
     state[contract.RAN] = run + 1
     if not state[contract.DRAFTS]:
         state[contract.LOGITS] += state[contract.LOGITS_STRIDE]
         state[contract.HIDDEN] += state[contract.HIDDEN_STRIDE]
-        write_stops(state, length, 1)
+        place_row(state, 0, 0, length)
         return contract.FORWARD
-    state[contract.DRAFTED] = 0
+    state[contract.DEPTH] = 0
     write_i64(state[contract.DRAFT_TOKEN], token)
-    hidden = state[contract.HIDDEN] + row * state[contract.HIDDEN_STRIDE]
+    hidden = state[contract.HIDDEN] + state[contract.LAST_ROW] * state[contract.HIDDEN_STRIDE]
     copy(hidden, state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
     for kind in range(2):
         write_i64(draft_state[contract.STOP + kind], length)
@@ -205,37 +200,132 @@ def continue_run(state: np.ndarray, draft_state: np.ndarray, turn: int) -> int:
 
 
 @kernel
-def take_guess(state: np.ndarray, draft_state: np.ndarray) -> int:
-    """Append the token that is chosen from the drafter's logits to the chain; returns the next turn. Where none can be
-    chosen, as from a damaged drafter, the chain ends.
+def take_guesses(state: np.ndarray) -> int:
+    """Keep the tokens that are chosen from the drafter's logits; returns the next turn, another step after the first of
+    them or the forward. Where none can be chosen, as from a damaged drafter, the draft ends.
     """
-    record, drafted = state[contract.GUESS_RECORD], state[contract.DRAFTED]
-    sequence = read_i64(state[contract.SEQUENCES])
-    length = read_i64(sequence + 8 * contract.LENGTH)
-    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + drafted)
+    record, depth, count = state[contract.GUESS_RECORD], state[contract.DEPTH], state[contract.GUESS_COUNT]
+    length = read_i64(read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH)
+    for rank in range(count):
+        write_i64(state[contract.GUESSES] + 8 * rank, np.int64(-1))
+    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + depth)
     token = call_entry(state[contract.NEXT_TOKEN], record)
-    if 0 <= token < read_i64(state[contract.NEXT_RECORD] + 8 * contract.VOCABULARY):
-        drafted += 1
-        state[contract.DRAFTED] = drafted
-        write_i64(state[contract.TOKENS] + 8 * drafted, token)
-        if drafted < state[contract.DRAFTS]:
+    if is_token(state, token):
+        for rank in range(count):
+            guess = read_i64(state[contract.GUESSES] + 8 * rank)
+            write_i64(guess_at(state, depth, rank), guess if is_token(state, guess) else np.int64(-1))
+        state[contract.DEPTH] = depth + 1
+        if depth + 1 < state[contract.DRAFTS]:
             write_i64(state[contract.DRAFT_TOKEN], token)
             copy(state[contract.DRAFT_FOLLOWING], state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
             return contract.DRAFT
-    for row_set in range(2):
-        state[row_set] = drafted + 1
-        write_i64(sequence + 8 * (contract.ROW_COUNT + row_set), drafted + 1)
-    write_stops(state, length, drafted + 1)
+    write_rows(state, length)
     return contract.FORWARD
 
 
 @kernel
-def chosen_after(state: np.ndarray, row: int) -> Any:
-    """The token that is chosen from a row of logits; negative for none."""
+def is_token(state: np.ndarray, token: int) -> Any:
+    """Whether a number is the id of a token."""
+    return 0 <= token < read_i64(state[contract.NEXT_RECORD] + 8 * contract.VOCABULARY)
+
+
+@kernel
+def guess_at(state: np.ndarray, depth: int, rank: int) -> Any:
+    """The address of a guess of the present draft."""
+    return state[contract.GUESSED] + 8 * (depth * state[contract.GUESS_COUNT] + rank)
+
+
+@kernel
+def write_rows(state: np.ndarray, length: int) -> None:
+    """Write the rows of a draft after the newest token: the first guess of each step, then the other ones. A draft that
+    ended early has the first guesses alone, so that each row has the place in the tree that its path says.
+    """
+    depths = state[contract.DEPTH]
+    place_row(state, 0, 0, length)
+    for depth in range(depths):
+        write_i64(state[contract.TOKENS] + 8 * (depth + 1), read_i64(guess_at(state, depth, 0)))
+        place_row(state, depth + 1, depth + 1, length)
+    row = depths + 1
+    for depth in range(depths if depths == state[contract.DRAFTS] else 0):
+        for rank in range(1, read_i64(state[contract.WIDTHS] + 8 * depth)):
+            guess = read_i64(guess_at(state, depth, rank))
+            write_i64(state[contract.TOKENS] + 8 * row, guess if guess >= 0 else read_i64(guess_at(state, depth, 0)))
+            place_row(state, row, depth + 1, length)
+            row += 1
+    state[contract.DRAFTED] = row - 1
+    sequence = read_i64(state[contract.SEQUENCES])
+    for row_set in range(2):
+        state[row_set] = row
+        write_i64(sequence + 8 * (contract.ROW_COUNT + row_set), row)
+
+
+@kernel
+def verify(state: np.ndarray) -> Any:
+    """Accept a draft as far as it equals the tokens that are chosen from its rows; returns the token that follows,
+    negative for none. Tokens, keys and values of what is accepted are moved next to those before.
+
+    A token that is not the first guess of its step may be another one. Nothing follows such a row: the next step has
+    read the first guess.
+    """
+    depth, row, rank, hits = state[contract.DEPTH], np.int64(0), np.int64(0), np.int64(0)
+    accepted, beside = np.int64(0), depth + 1
+    if not depth and state[contract.RAN] == state[contract.MOST_RUNS]:
+        token = np.int64(-1)  # the caller chooses it
+    else:
+        token = chosen_after(state, 0, 0)
+    while hits < depth and rank == 0 and token >= 0:
+        rank = rank_of(state, hits, token)
+        width = read_i64(state[contract.WIDTHS] + 8 * hits)
+        if rank < 0 or (rank > 0 and (rank >= width or state[contract.DRAFTED] == depth)):
+            break
+        row = beside + rank - 1 if rank else hits + 1
+        accepted += 1
+        beside += width - 1
+        if rank:
+            move_accepted(state, row, accepted)
+        else:
+            hits += 1
+        token = chosen_after(state, row, accepted)
+    state[contract.ACCEPTED], state[contract.LAST_ROW] = accepted, row
+    verdict = state[contract.VERDICTS] + 40 * (state[contract.RAN] - 1)
+    write_i64(verdict, state[contract.DRAFTED])
+    write_i64(verdict + 8, depth)
+    write_i64(verdict + 16, accepted)
+    write_i64(verdict + 24, hits)
+    write_i64(verdict + 32, max(rank, 0))
+    return token
+
+
+@kernel
+def rank_of(state: np.ndarray, depth: int, token: int) -> Any:
+    """The rank of a token among the guesses of a step; -1 if it is none of them."""
+    for rank in range(state[contract.GUESS_COUNT]):
+        if read_i64(guess_at(state, depth, rank)) == token:
+            return np.int64(rank)
+    return np.int64(-1)
+
+
+@kernel
+def move_accepted(state: np.ndarray, row: int, place: int) -> None:
+    """Move the token, the keys and the values of a row of the draft to the row `place` before it."""
+    write_i64(state[contract.TOKENS] + 8 * place, read_i64(state[contract.TOKENS] + 8 * row))
+    sequence = read_i64(state[contract.SEQUENCES])
+    for cache in range(state[contract.CACHE_COUNT]):
+        shape = state[contract.CACHE_SHAPES] + 24 * cache
+        first = read_i64(sequence + 8 * contract.LENGTH) - read_i64(sequence + 8 * (contract.BASE + read_i64(shape)))
+        at = sequence + 8 * (contract.CACHES + 2 * cache)
+        keys, values = read_i64(at), read_i64(at + 8)
+        heads, size = read_i64(shape + 8), read_i64(shape + 16)
+        move_row(state[contract.CACHE_BITS], keys, values, first + row, first + place, heads, size)
+
+
+@kernel
+def chosen_after(state: np.ndarray, row: int, depth: int) -> Any:
+    """The token that is chosen from a row of logits, `depth` positions after the newest token; negative for none."""
     record = state[contract.NEXT_RECORD]
     length = read_i64(read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH)
     write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS] + row * state[contract.LOGITS_STRIDE])
-    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + row)
+    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + depth)
     return call_entry(state[contract.NEXT_TOKEN], record)
 
 
@@ -243,16 +333,23 @@ def chosen_after(state: np.ndarray, row: int) -> Any:
 def move(state: np.ndarray, draft_state: np.ndarray, rows: int) -> None:
     """Move the addresses of tokens, cosines and sines by so many rows."""
     state[contract.TOKENS] += 8 * rows
-    state[contract.COSINES] += state[contract.ROTARY_STRIDE] * rows
-    state[contract.SINES] += state[contract.ROTARY_STRIDE] * rows
-    if state[contract.DRAFTS]:
-        draft_state[contract.COSINES] += draft_state[contract.ROTARY_STRIDE] * rows
-        draft_state[contract.SINES] += draft_state[contract.ROTARY_STRIDE] * rows
+    step = state[contract.ROTARY_STRIDE] * rows
+    table = contract.ROTARY if state[contract.DRAFTS] else contract.COSINES
+    for kind in range(2):
+        state[table + kind] += step
+        if state[contract.DRAFTS]:
+            draft_state[contract.COSINES + kind] += step
 
 
 @kernel
-def write_stops(state: np.ndarray, length: int, rows: int) -> None:
-    """Let each row of a chain after `length` committed tokens see the positions up to its own."""
+def place_row(state: np.ndarray, row: int, depth: int, length: int) -> None:
+    """Place a row `depth` positions after the first one, which follows `length` committed tokens: it sees the positions
+    up to its own, and with drafts it gets the cosines and sines of that position.
+    """
     for kind in range(2):
-        for row in range(rows):
-            write_i64(state[contract.STOP + kind] + 8 * row, length + row + 1)
+        write_i64(state[contract.STOP + kind] + 8 * row, length + depth + 1)
+    if state[contract.DRAFTS]:
+        stride = state[contract.ROTARY_STRIDE]
+        for table in range(2):
+            out = state[contract.COSINES + table] + row * stride
+            copy(state[contract.ROTARY + table] + depth * stride, out, stride // 4)

@@ -149,19 +149,23 @@ def move_rows(bits: int, keys: int, values: int, source: np.ndarray, first: int,
 
     keys, values : addresses of the layer's keys and values
     """
+    for i in range(len(source)):
+        if source[i] != first + i:
+            move_row(bits, keys, values, source[i], first + i, kv_heads, head_dim)
+
+
+@kernel
+def move_row(bits: int, keys: int, values: int, old: int, new: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `old` of a layer's cache to row `new`. Other arguments as for `move_rows`."""
     part = part_bytes(bits, head_dim)
     stride = kv_heads * part
-    for i in range(len(source)):
-        old, new = source[i], first + i
-        if old == new:
-            continue
-        for own in range(0, stride, part):
-            if bits == 16:
-                move_half_key(keys + own, old, new, stride, head_dim)
-                move_half_value(values + own, old, new, stride, head_dim)
-            else:
-                move_int8_key(keys + own, old, new, stride, head_dim)
-                move_int8_value(values + own, old, new, stride, head_dim)
+    for own in range(0, stride, part):
+        if bits == 16:
+            move_half_key(keys + own, old, new, stride, head_dim)
+            move_half_value(values + own, old, new, stride, head_dim)
+        else:
+            move_int8_key(keys + own, old, new, stride, head_dim)
+            move_int8_value(values + own, old, new, stride, head_dim)
 
 
 @kernel
