@@ -20,9 +20,12 @@ from unittest.mock import patch
 from tqdm import tqdm
 
 from benchmarks.command import command_line, machine_lines
+from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.generate import loop
 from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.model import Model, load
 
 PROMPTS = (
@@ -35,14 +38,21 @@ NEW_TOKENS = 100
 
 
 class Setting(NamedTuple):
-    """drafts : tokens of each draft, 0 for none; at_once : forwards, or rounds, of a call at most"""
+    """widths : guesses of each step that are drafted, see `engines.protocol.EngineDrafts`; none without drafts
 
-    drafts: int
+    at_once : forwards, or rounds, of a call at most
+    """
+
+    widths: tuple[int, ...]
     at_once: int
 
 
-PLAIN = [Setting(0, count) for count in (1, 2, 4, 8)]
-DRAFTED = [Setting(drafts, count) for drafts in (1, 2) for count in (0, 1, 4)]
+PLAIN = [Setting((), count) for count in (1, 2, 4, 8)]
+DRAFTED = [
+    Setting((1,), 0),
+    Setting((1,), 1),
+    *(Setting(widths, 4) for widths in ((1,), (2,), (3,), (1, 1), (2, 1), (3, 2))),
+]
 """With 0 rounds in a call, the draft is made in Python, and its forward is a call of its own."""
 
 
@@ -60,13 +70,20 @@ def always(setting: Setting) -> Iterator[None]:
     """Let every round run by a setting, whatever it costs."""
 
     def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
-        count = min(limit, setting.drafts)
+        count = min(limit, sum(setting.widths))
         return RoundPlan(drafters[0], count, rounds=[setting.at_once] * count) if count else NO_ROOM
 
-    patches: list[Any] = [patch.object(Controller, "asked", lambda self, drafters: list(drafters))]
-    patches += [patch.object(Controller, "plan", plan), patch.object(loop, "MOST_AT_ONCE", max(setting.at_once, 2))]
-    if not setting.drafts:
-        patches = [patch.object(loop, "MOST_AT_ONCE", setting.at_once)]
+    def widths(self: MtpDrafter, request: DraftRequest) -> tuple[Sequence[int], Float32Array]:
+        return (setting.widths if request.nodes == sum(setting.widths) else [1]), self._hidden
+
+    patches: list[Any] = [patch.object(loop, "MOST_AT_ONCE", setting.at_once)]
+    if setting.widths:
+        patches = [
+            patch.object(Controller, "asked", lambda self, drafters: list(drafters)),
+            patch.object(Controller, "plan", plan),
+            patch.object(MtpDrafter, "widths", widths),
+            patch.object(loop, "MOST_AT_ONCE", max(setting.at_once, 2)),
+        ]
     for each in patches:
         each.start()
     try:
@@ -84,7 +101,7 @@ def measure(model: Model, prompt: str, temperature: float, setting: Setting) -> 
             max_new_tokens=NEW_TOKENS,
             temperature=temperature,
             seed=1,
-            drafter="mtp" if setting.drafts else "none",
+            drafter="mtp" if setting.widths else "none",
         ).stats
     rounds = stats.target_forwards
     outside = stats.decode_s - stats.target_s - stats.draft_s
@@ -106,7 +123,7 @@ def report(runs: Mapping[tuple[float, Setting], Sequence[Found]]) -> str:
         rows.append(
             [
                 f"{temperature:g}",
-                str(setting.drafts),
+                " + ".join(map(str, setting.widths)) or "-",
                 str(setting.at_once),
                 *(f"{value:.2f}" for value in middle[1:]),
                 *(f"{gain:.2f}" for gain in gains),
