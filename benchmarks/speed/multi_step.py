@@ -38,8 +38,9 @@ NEW_TOKENS = 100
 
 
 class Setting(NamedTuple):
-    """widths : guesses of each step that are drafted, see `engines.protocol.EngineDrafts`; none without drafts
+    """How every round runs.
 
+    widths : guesses of each step that are drafted, see `engines.protocol.EngineDrafts`; none without drafts
     at_once : forwards, or rounds, of a call at most
     """
 

@@ -175,9 +175,8 @@ class Controller:
             return RoundPlan(untimed[0], 1, rounds=[1])
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
-        drafts = [steps[depth - 1] for depth in forecast.depths or range(1, limit + 1)]
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
-        risks = [row - rows[0] + draft for row, draft in zip(rows[1:], drafts, strict=False)]
+        risks = [row - rows[0] + draft for row, draft in zip(rows[1:], forecast.by_nodes(steps), strict=False)]
         nodes = sum(risk <= credit for risk in risks)
         price = speed / rows[0]
         row_floors = [price * (after - before) for before, after in pairwise(below(rows))]
@@ -226,9 +225,7 @@ class Controller:
         """The worth of the best draft of at least one token, in tokens: see `plan`."""
         # Called in every round, for a few numbers: arrays would take several times as long.
         tokens: list[float] = list(accumulate(forecast.survival.tolist()))
-        drafts = self.costs.drafts(forecast.source, len(tokens))
-        if forecast.depths:
-            drafts = [drafts[depth - 1] for depth in forecast.depths]
+        drafts = forecast.by_nodes(self.costs.drafts(forecast.source, len(tokens)))
         price = speed / rows[0]
         worths = (
             brought - price * (forward - rows[0] + draft)

@@ -472,7 +472,8 @@ def _rounds(
     count, rounds, begin = len(outputs.verdicts), list[Round](), 0
     drafting = outputs.seconds * outputs.draft_share
     own = seconds["forward"] / count - drafting
-    for drafted, depth, accepted, hits, _ in outputs.verdicts:
+    for found in outputs.verdicts:
+        drafted, depth, accepted = found.drafted, found.depth, found.accepted
         part = tuple(emitted[begin : begin + accepted + 1])
         begin += len(part)
         rounds.append(
@@ -480,7 +481,7 @@ def _rounds(
                 part,
                 drafted=drafted,
                 accepted=min(accepted, len(part)),
-                corrected=hits == accepted < min(depth, len(part)),
+                corrected=found.hits == accepted < min(depth, len(part)),
                 depth=depth,
                 source=source if drafted else NO_DRAFT.source,
                 rows=1 + drafted,

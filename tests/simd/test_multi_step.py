@@ -245,6 +245,23 @@ def test_a_draft_ends_with_the_reply(engine: SimdEngine) -> None:
     assert sampler.choose(outputs.logits[-1], [1, 2, 3, 4]) == chosen[0]
 
 
+def test_a_draft_ends_where_the_drafter_computes_nan(pair: tuple[SimdEngine, SimdEngine]) -> None:
+    """The first round has no draft, the next ones have; the tokens are those of plain forwards."""
+    alone, together = (engine.open_session() for engine in pair)
+    if together.drafts is None:
+        assert together.looks_up
+        return
+    sampler, context = Sampler(OPTIONS["sampled"]), [1, 2, 3, 4]
+    for session in (alone, together):
+        extend(session, context[:-1])
+    hidden = np.full(together.engine.target.hidden_size, np.nan, np.float32)
+    outputs = drafted_rounds(together, context, hidden, 4, (2, 1), sampler)
+    assert outputs.verdicts[0] == DraftVerdict(0, 0, 0, 0, 0)
+    assert [verdict.drafted for verdict in outputs.verdicts[1:]] == [3, 3, 3]
+    expected = one_by_one(alone, context[-1], 1 + len(outputs.chosen), sampler, context[:-1])
+    assert [context[-1], *outputs.chosen] == [token for token, _, _ in expected]
+
+
 def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
     sampler, hidden = Sampler(OPTIONS["greedy"]), np.zeros(engine.target.hidden_size, np.float32)
     session = engine.open_session()

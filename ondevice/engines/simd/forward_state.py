@@ -162,8 +162,9 @@ class ForwardState(SlotArray):
         self.point(contract.SINES, self._sines)
         self.slots[contract.ROTARY_STRIDE] = self._cosines.strides[0]
         self._of_positions = self.slots[contract.COSINES : contract.SINES + 1].copy()
-        self._of_drafts = np.zeros((2, 1 + MAX_DRAFTED, len(self._frequencies)), np.float32)
+        self._drafted_rotary = np.zeros((2, 1 + MAX_DRAFTED, len(self._frequencies)), np.float32)
         """Cosines and sines of a draft's rows, which siblings have in common."""
+        self._of_drafts = np.array([rows.ctypes.data for rows in self._drafted_rotary])
 
     def set_rows(
         self,
@@ -227,8 +228,7 @@ class ForwardState(SlotArray):
         self.slots[contract.GUESSES], self.slots[contract.GUESS_COUNT] = address_of(drafting.guesses), guesses
         self.slots[contract.CACHE_SHAPES], self.slots[contract.CACHE_COUNT] = address_of(shapes), len(shapes)
         self.slots[contract.ROTARY : contract.ROTARY + 2] = self._of_positions
-        for kind, rows in enumerate(self._of_drafts):
-            self.point(contract.COSINES + kind, rows)
+        self.slots[contract.COSINES : contract.SINES + 1] = self._of_drafts
         self.slots[contract.DRAFT_TOKEN] = address_of(drafts.token)
         self.slots[contract.DRAFT_HIDDEN] = address_of(drafts.hidden)
         self.slots[contract.DRAFT_FOLLOWING] = address_of(drafts.following)

@@ -98,6 +98,10 @@ class Forecast:
     source: str
     depths: Sequence[int] = ()
 
+    def by_nodes(self, by_depth: Sequence[float]) -> Sequence[float]:
+        """Values by depth, from 1 on, as values by number of nodes."""
+        return [by_depth[depth - 1] for depth in self.depths] if self.depths else by_depth
+
 
 @dataclass(frozen=True)
 class DraftRequest:
