@@ -27,7 +27,7 @@ MAX_BYTES = 3_000_000
 ENTRY = "ondevice_run"
 """A function that every library exports: the kernel that runs a forward."""
 
-LINUX_FUNCTIONS = {"memcpy", "memmove", "memset", "usleep"}
+LINUX_FUNCTIONS = {"memcpy", "memmove", "memset", "syscall"}
 """Functions of the C library that a library on Linux may need, besides those that begin with `_`."""
 
 MATH_FUNCTIONS = {"fmaf", "rintf"}

@@ -198,11 +198,13 @@ RUNS = 3
 """Runs that a median is taken of, and runs that must agree: enough to ignore one outlier, few enough to follow a
 machine whose load changes."""
 
-TRIAL_SHARE = 0.01
-"""Most time that trials of fewer threads may lose without a reason, as a share of all time."""
+FEWER_SHARE, MORE_SHARE = 0.005, 0.02
+"""Most time that trials of fewer threads without a reason may lose, and those of more threads, as shares of all time.
+Nothing tells that another program has ended, so more threads are tried more often. With 1 % for both it took up to 2 s
+until a second thread was back, and where time had been saved for many trials they followed each other."""
 
 RETURN_RUNS = 4
-"""Runs on fewer threads before more are tried again. It doubles after each failed trial, until TRIAL_SHARE allows a
+"""Runs on fewer threads before more are tried again. It doubles after each failed trial, until MORE_SHARE allows a
 trial earlier. So a core that was busy for a moment only costs four runs on fewer threads, not sixteen."""
 
 GAIN = 0.97
@@ -231,10 +233,10 @@ class ThreadChoice:
     1.6 times as long as one. And a forward of 0.1 ms gains nothing from a second thread.
 
     So another count is tried now and then, for one to three runs, and kept if each of them is faster than recent runs.
-    Fewer threads are tried at once when threads have waited long in several runs, and otherwise only when TRIAL_SHARE
-    of the time spent so far pays for what the trial is expected to lose: what it lost the last time or, the first time,
-    what it loses if the work divides evenly. More threads are tried soon after fewer were chosen, and ever more seldom
-    while that fails.
+    Fewer threads are tried at once when threads have waited long in several runs, and otherwise only when FEWER_SHARE
+    of the time since such a trial pays for what the next one is expected to lose: what the last one lost or, the first
+    time, what it loses if the work divides evenly. More threads are tried soon after fewer were chosen, then ever more
+    seldom while that fails, down to what MORE_SHARE pays for.
 
     Attributes:
         threads: number of threads for the next run.
@@ -254,8 +256,8 @@ class ThreadChoice:
         """Rung of the ladder -> its last trial that failed."""
         self._recent: deque[float] = deque(maxlen=RUNS)
         self._trial: _Trial | None = None
-        self._credit = 0.0
-        """Seconds that trials may lose now."""
+        self._credit = {"fewer": 0.0, "more": 0.0}
+        """Seconds that a trial may lose now."""
         self._since_trial = self._waiting = 0
         self._return_runs = RETURN_RUNS
         self._last: float | None = None
@@ -284,7 +286,8 @@ class ThreadChoice:
         if now - last > max(FORGOTTEN, 8 * seconds):
             self._recent.clear()
             self._end_trial()
-        self._credit += TRIAL_SHARE * seconds
+        self._credit["fewer"] += FEWER_SHARE * seconds
+        self._credit["more"] += MORE_SHARE * seconds
         if self._trial is not None:
             self._trial.add(seconds, units)
             if self._trial.decided:
@@ -311,7 +314,7 @@ class ThreadChoice:
         above, below = self._rung + 1, self._rung - 1
         if above < len(self._ladder):
             failure = self._failures.get(above)
-            if self._since_trial >= self._return_runs or (failure is not None and self._credit >= failure.lost):
+            if self._since_trial >= self._return_runs or (failure is not None and self._credit["more"] >= failure.lost):
                 return above
         if below >= 0:
             failure = self._failures.get(below)
@@ -320,7 +323,7 @@ class ThreadChoice:
             if self._waiting >= RUNS and (failure is None or usual > CHANGED * failure.usual):
                 return below
             evenly = usual * units * (self._ladder[self._rung] / self._ladder[below] - 1.0)
-            if self._credit >= (evenly if failure is None else failure.lost):
+            if self._credit["fewer"] >= (evenly if failure is None else failure.lost):
                 return below
         return None
 
@@ -333,7 +336,7 @@ class ThreadChoice:
             self._rung = trial.rung
         else:
             self._failures[trial.rung] = _Failure(trial.lost, trial.limit)
-            self._credit = max(self._credit - trial.lost, 0.0)
+            self._credit["more" if trial.rung > self._rung else "fewer"] = 0.0
             if trial.rung > self._rung:
                 self._return_runs *= 2
         self._end_trial()

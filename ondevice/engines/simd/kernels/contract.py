@@ -27,9 +27,10 @@ from ondevice.native.functions import entry
 
 _HERE = "ondevice.engines.simd.kernels"
 
-ARRIVALS, CLAIMS, TICKS = 0, 1, 3
-"""Lines of the counters of `run`, a cache line each: 0, arrivals at the barrier; 1 and 2, claims of work; from 3 on,
-the ticks that each thread ran and the ticks that it waited, summed over all runs."""
+ARRIVALS, CLAIMS, SLEEPERS, TICKS = 0, 1, 3, 4
+"""Lines of the counters of `run`, a cache line each: 0, arrivals at the barrier; 1 and 2, claims of work; 3, threads
+that sleep at the barrier; from 4 on, for each thread, the ticks that it ran and the ticks that it waited, summed over
+all runs, and how often it reads the arrivals before it sleeps."""
 
 
 @entry("forward", "i64[,] i64[] i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")

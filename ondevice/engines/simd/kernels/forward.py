@@ -18,7 +18,7 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row
-from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS, Attend
+from ondevice.engines.simd.kernels.contract import CLAIMS, LINE, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -81,11 +81,11 @@ def run(
             place = contract.DRAFT_TICKS if turn == contract.DRAFT else contract.FORWARD_TICKS
             state[place] += ticks() - began
         arrivals += threads
-        wait_for_all(counters + LINE * ARRIVALS, arrivals)
+        wait_for_all(counters, thread, arrivals)
         turn = state[contract.TURN]
     if turns:
         arrivals += threads
-        wait_for_all(counters + LINE * ARRIVALS, arrivals)
+        wait_for_all(counters, thread, arrivals)
     return arrivals
 
 
@@ -103,8 +103,7 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
         before: number of arrivals at the barrier before any thread began.
         scratch: address of this thread's working memory.
     """
-    began, waited = ticks(), 0
-    own = counters + LINE * (TICKS + thread)
+    began, own = ticks(), counters + LINE * (TICKS + thread)
     claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
     for i in range(len(plan)):
         words = plan[i]
@@ -146,12 +145,11 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
             candidate_logits(words, state, thread, threads)
         elif kind == contract.ACTIVATE:
             activate(words, state, thread, threads)
-        waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
+        wait_for_all(counters, thread, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims
     if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
         write_i64(next_claims, np.int64(0))
     write_i64(own, read_i64(own) + ticks() - began)
-    write_i64(own + 8, read_i64(own + 8) + waited)
 
 
 @kernel
