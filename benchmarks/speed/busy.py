@@ -1,15 +1,19 @@
 """How fast is decoding while other processes use the cores?
 
-    python -m benchmarks.speed.busy BUNDLE [--engines simd ort] [--seconds N] [--repeats N]
+    python -m benchmarks.speed.busy BUNDLE [--engines simd ort] [--loads 0 1 2 "1 nice"] [--seconds N] [--repeats N]
     python -m benchmarks.speed.busy BUNDLE --batched-bench PROGRAM --gguf FILE    # with llama.cpp's figures
 
 Plain decoding of random ids, with one thread and with all. `simd` chooses the number of threads by its speed; "always"
-is the same engine on all threads always. The busy processes are started by this script and end with it.
+is the same engine on all threads always. The busy processes are started by this script and end with it; a line that
+follows another one shows too how soon the engine notices that the load has changed.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,20 +75,24 @@ class Contender:
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians of one contender with `busy` busy processes."""
+    """Medians of one contender beside busy processes."""
 
     contender: str
-    busy: int
+    load: str
     tokens_per_s: float
     threads: float
     """Mean number of threads that a round ran on."""
 
 
 @contextlib.contextmanager
-def busy_processes(count: int, seconds: float) -> Iterator[None]:
-    """Processes that compute on one core each, until the block ends or their time is over."""
-    command = [sys.executable, "-c", BUSY.format(seconds=seconds)]
-    processes = [subprocess.Popen(command) for _ in range(count)]
+def busy_processes(load: str, seconds: float) -> Iterator[None]:
+    """Processes that compute on one core each, until the block ends or their time is over.
+
+    load : their number, such as "2"; "2 nice" for processes of the lowest priority
+    """
+    count, _, nice = load.partition(" ")
+    code = ("import os\nos.nice(19)\n" if nice else "") + BUSY.format(seconds=seconds)
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(count))]
     try:
         yield
     finally:
@@ -125,46 +133,46 @@ def contenders(engines: Sequence[EngineName], threads: int) -> list[Contender]:
 def measure(
     models: Mapping[Contender, Model],
     peers: Sequence[BatchedBench],
-    counts: Sequence[int],
+    loads: Sequence[str],
     seconds: float,
     repeats: int,
 ) -> list[Speed]:
-    """Measure all contenders alternately for each number of busy processes, several times."""
+    """Measure all contenders alternately under each load of `busy_processes`, several times."""
     for model in models.values():
         decode(model, WARM_UP_S)
-    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    with tqdm(total=repeats * len(counts) * (len(models) + len(peers)), disable=None) as bar:
+    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    with tqdm(total=repeats * len(loads) * (len(models) + len(peers)), disable=None) as bar:
         for _ in range(repeats):
-            for count in counts:
+            for load in loads:
                 for entrant, model in models.items():
-                    with busy_processes(count, 10 * seconds + 60):
-                        runs.setdefault((entrant.name, count), []).append(decode(model, seconds))
+                    with busy_processes(load, 10 * seconds + 60):
+                        runs.setdefault((entrant.name, load), []).append(decode(model, seconds))
                     bar.update()
                 for peer in peers:
-                    with busy_processes(count, 600):
+                    with busy_processes(load, 600):
                         speed = peer.tokens_per_s([1], PROMPT_TOKENS, LLAMA_TOKENS)[1]
-                    runs.setdefault((f"llama.cpp, {peer.threads}", count), []).append((speed, peer.threads))
+                    runs.setdefault((f"llama.cpp, {peer.threads}", load), []).append((speed, peer.threads))
                     bar.update()
     return [
-        Speed(name, count, median(speed for speed, _ in found), median(threads for _, threads in found))
-        for (name, count), found in runs.items()
+        Speed(name, load, median(speed for speed, _ in found), median(threads for _, threads in found))
+        for (name, load), found in runs.items()
     ]
 
 
 def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
-    """Markdown: a line for each number of busy processes."""
+    """Markdown: a line for each load."""
     names = list(dict.fromkeys(speed.contender for speed in speeds))
-    by_place = {(speed.contender, speed.busy): speed for speed in speeds}
+    by_place = {(speed.contender, speed.load): speed for speed in speeds}
     ours = f"simd, {threads}"
     titles = ["busy", *names, "threads that ran", "of the better of its two", "of the best other"]
     rows = []
-    for busy in dict.fromkeys(speed.busy for speed in speeds):
+    for busy in dict.fromkeys(speed.load for speed in speeds):
         own = by_place[ours, busy]
         fixed = [
             by_place[name, busy].tokens_per_s for name in (f"{ours} always", "simd, 1") if (name, busy) in by_place
         ]
         others = [by_place[name, busy].tokens_per_s for name in names if not name.startswith("simd")]
-        row = [str(busy), *(f"{by_place[name, busy].tokens_per_s:.1f}" for name in names), f"{own.threads:.2f}"]
+        row = [busy, *(f"{by_place[name, busy].tokens_per_s:.1f}" for name in names), f"{own.threads:.2f}"]
         rows.append([*row, *(f"{own.tokens_per_s / max(those):.2f}" if those else "" for those in (fixed, others))])
     return "\n".join(
         [
@@ -178,10 +186,25 @@ def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
     )
 
 
+def a_load(text: str) -> str:
+    """An argument for `busy_processes`."""
+    if re.fullmatch(r"\d{1,3}( nice)?", text) is None:
+        raise argparse.ArgumentTypeError(f'a load is a number such as 2, or "2 nice", not {text!r}')
+    return text
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--engines", nargs="+", choices=("simd", "ort"), default=["simd", "ort"])
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        type=a_load,
+        default=list(dict.fromkeys(["0", "1", str(machine.processors()), *(["1 nice"] if hasattr(os, "nice") else [])])),
+        metavar="N",
+        help="busy processes, such as 2, or \"2 nice\" for those of the lowest priority",
+    )
     parser.add_argument("--seconds", type=float, default=4.0, metavar="N", help="of each run (default: 4)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
     add_batched_bench(parser)
@@ -190,9 +213,8 @@ def main() -> None:
         parser.error("--engines must have simd among them")
     threads = machine.default_threads()
     peers = batched_benches(parser, arguments, sorted({1, threads}))
-    counts = sorted({0, 1, machine.processors()})
     models = {entrant: entrant.load(arguments.bundle) for entrant in contenders(arguments.engines, threads)}
-    speeds = measure(models, peers, counts, arguments.seconds, arguments.repeats)
+    speeds = measure(models, peers, arguments.loads, arguments.seconds, arguments.repeats)
     facts = setup(next(iter(models.values())).manifest, "simd", threads)
     facts |= {"seconds": arguments.seconds, "repeats": arguments.repeats}
     print(report(speeds, threads, facts))

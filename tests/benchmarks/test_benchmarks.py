@@ -62,8 +62,8 @@ def test_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(busy, "WARM_UP_S", 0.01)
     contender = busy.Contender("simd", 1)
     with model_over(ToyEngine(), write_bundle(tmp_path)) as model:
-        speeds = busy.measure({contender: model}, [], counts=(0, 1), seconds=0.02, repeats=1)
-    assert {(speed.contender, speed.busy) for speed in speeds} == {("simd, 1", 0), ("simd, 1", 1)}
+        speeds = busy.measure({contender: model}, [], loads=("0", "1 nice"), seconds=0.02, repeats=1)
+    assert {(speed.contender, speed.load) for speed in speeds} == {("simd, 1", "0"), ("simd, 1", "1 nice")}
     assert [one.name for one in busy.contenders(["simd"], 1)] == ["simd, 1"]
 
 
