@@ -186,6 +186,11 @@ def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
     )
 
 
+def default_loads() -> list[str]:
+    """None, one core, all cores, and one core at the lowest priority where a process can choose that."""
+    return [*dict.fromkeys(["0", "1", str(machine.processors())]), *(["1 nice"] if hasattr(os, "nice") else [])]
+
+
 def a_load(text: str) -> str:
     """An argument for `busy_processes`."""
     if re.fullmatch(r"\d{1,3}( nice)?", text) is None:
@@ -201,9 +206,9 @@ def main() -> None:
         "--loads",
         nargs="+",
         type=a_load,
-        default=list(dict.fromkeys(["0", "1", str(machine.processors()), *(["1 nice"] if hasattr(os, "nice") else [])])),
+        default=default_loads(),
         metavar="N",
-        help="busy processes, such as 2, or \"2 nice\" for those of the lowest priority",
+        help='busy processes, such as 2, or "2 nice" for those of the lowest priority',
     )
     parser.add_argument("--seconds", type=float, default=4.0, metavar="N", help="of each run (default: 4)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")

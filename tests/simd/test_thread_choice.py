@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -171,15 +172,15 @@ def test_a_core_that_is_busy_for_a_moment_costs_a_few_runs(seed: int) -> None:
 
 
 def test_more_threads_are_tried_soon_and_then_ever_more_seldom() -> None:
-    """Until MORE_SHARE of the time since the last trial pays for another, which loses 0.06 s: every 3 s."""
+    """Until MORE_SHARE of the time since the last trial pays for another, which loses 0.06 s: every 6 s."""
     choice, now = ThreadChoice(2, 1), 0.0
     ran = []
-    for _ in range(100):
+    for _ in range(160):
         ran.append(choice.threads)
         seconds = {1: 0.1, 2: 0.16}[choice.threads]
         now += seconds
         choice.observe(seconds, 0.3 if choice.threads == 2 else 0.0, now)
-    assert [number for number, threads in enumerate(ran) if threads == 2] == [5, 14, 31, 64, 97]
+    assert [number for number, threads in enumerate(ran) if threads == 2] == [5, 14, 31, 64, 128]
 
 
 def test_work_is_compared_by_its_units() -> None:
@@ -193,6 +194,21 @@ def test_work_is_compared_by_its_units() -> None:
     assert choice.threads == 2
 
 
+def test_more_threads_are_back_soon_after_a_load_that_slowed_one_thread_too() -> None:
+    """Their trials had lost so much that MORE_SHARE pays for the next one after 10 s only."""
+    choice, now = ThreadChoice(2, 1), 0.0
+    for _ in range(300):
+        seconds = {1: 0.02, 2: 0.2}[choice.threads]
+        now += seconds
+        choice.observe(seconds, 0.3 if choice.threads == 2 else 0.0, now)
+    assert choice.threads == 1
+    for _ in range(10):
+        seconds = {1: 0.01, 2: 0.006}[choice.threads]
+        now += seconds
+        choice.observe(seconds, 0.02, now)
+    assert choice.threads == 2
+
+
 def test_time_that_passed_does_not_pay_for_trials_that_follow_each_other() -> None:
     choice, now = ThreadChoice(2), 0.0
     ran = []
@@ -203,7 +219,7 @@ def test_time_that_passed_does_not_pay_for_trials_that_follow_each_other() -> No
         choice.observe(seconds, 0.02, now)
     trials = [number for number, threads in enumerate(ran) if threads == 1]
     assert len(trials) > 10
-    assert min(later - earlier for earlier, later in zip(trials, trials[1:], strict=False)) > 100
+    assert min(later - earlier for earlier, later in pairwise(trials)) > 100
 
 
 def test_times_of_long_ago_are_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -12,7 +13,8 @@ from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import MOST_RUNS, SLOTS, WIDTH
+from ondevice.engines.simd.kernels.contract import MOST_RUNS, SLEEPERS, SLOTS, TICKS, WIDTH
+from ondevice.engines.simd.kernels.isa import memory
 from ondevice.engines.simd.kernels.isa.memory import claim_part
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.forwards import run
@@ -62,6 +64,22 @@ def test_threads_that_wait_are_told_of() -> None:
     pool._run(NOTHING, STATE, 1)
     assert pool._counters.waited(1) == 0.0
     pool.close()
+
+
+def test_threads_that_sleep_at_the_barrier_are_woken() -> None:
+    """Ten threads on fewer cores: those that wait for one that has no core sleep, and the last one wakes them."""
+    pool = ThreadPool(10, 64)
+    lines, slept = pool._counters._lines, False
+    for _ in range(300):
+        pool._run(NOTHING, STATE, 10)
+        slept |= any(lines[TICKS + thread, 2] == memory._FEWEST_SPINS for thread in range(10))
+    assert slept
+    assert pool._counters.arrivals == 300 * 10 * len(NOTHING)
+    pool.close()
+    deadline = time.monotonic() + 30
+    while lines[SLEEPERS, 0] and time.monotonic() < deadline:  # some may still wake up after the last run has returned
+        time.sleep(0.001)
+    assert lines[SLEEPERS, 0] == 0
 
 
 def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,10 +198,10 @@ RUNS = 3
 """Runs that a median is taken of, and runs that must agree: enough to ignore one outlier, few enough to follow a
 machine whose load changes."""
 
-FEWER_SHARE, MORE_SHARE = 0.005, 0.02
-"""Most time that trials of fewer threads without a reason may lose, and those of more threads, as shares of all time.
-Nothing tells that another program has ended, so more threads are tried more often. With 1 % for both it took up to 2 s
-until a second thread was back, and where time had been saved for many trials they followed each other."""
+FEWER_SHARE, MORE_SHARE = 0.005, 0.01
+"""Most time that trials of fewer threads without a reason may lose, and those of more threads, as shares of the time
+since the last one: when all time counted, a dozen followed each other after an idle minute. With 2 % for more threads,
+two processes of one thread each lost 4 % to each other's trials."""
 
 RETURN_RUNS = 4
 """Runs on fewer threads before more are tried again. It doubles after each failed trial, until MORE_SHARE allows a
@@ -219,7 +219,7 @@ WAKING = 1e-3
 
 CHANGED = 1.2
 """Factor by which runs must be slower than when fewer threads failed, for waiting to be a reason again: probably
-another program runs now."""
+another program runs now. Where they are faster by it than when more threads failed, it probably has ended."""
 
 FORGOTTEN = 2.0
 """Seconds without a run, or eight run times if that is longer, after which earlier times are dropped."""
@@ -314,7 +314,9 @@ class ThreadChoice:
         above, below = self._rung + 1, self._rung - 1
         if above < len(self._ladder):
             failure = self._failures.get(above)
-            if self._since_trial >= self._return_runs or (failure is not None and self._credit["more"] >= failure.lost):
+            if self._since_trial >= self._return_runs:
+                return above
+            if failure is not None and (self._credit["more"] >= failure.lost or CHANGED * usual < failure.usual):
                 return above
         if below >= 0:
             failure = self._failures.get(below)

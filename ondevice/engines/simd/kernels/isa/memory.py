@@ -194,7 +194,7 @@ def sleep_while(builder: Any, address: Any, value: Any) -> None:
 
 @emits(types.void, types.int64)
 def wake_sleepers(builder: Any, address: Any) -> None:
-    """Wake all threads that sleep in `sleep_while` at an address; elsewhere than on Linux they wake up by themselves."""
+    """Wake all threads that sleep in `sleep_while` at an address; elsewhere than on Linux they wake up alone."""
     if "linux" in builder.module.triple:
         _futex(builder, address, _FUTEX_WAKE, I64(2**31 - 1))
 
