@@ -161,10 +161,10 @@ class Tally:
         self.hits *= keep
         self.weight *= keep
 
-    def add(self, hit: bool) -> None:
-        """Count one event."""
-        self.hits += hit
-        self.weight += 1.0
+    def add(self, hit: bool, keep: float = 1.0) -> None:
+        """Count one event, after which earlier ones have `keep` of their weight."""
+        self.hits = keep * self.hits + hit
+        self.weight = keep * self.weight + 1.0
 
     def rate(self, prior: float = 0.0, prior_weight: float = 0.0) -> float:
         """The share of hits, with a prior that is worth `prior_weight` events."""

@@ -87,8 +87,7 @@ class MtpDrafter(TreeDrafter):
             self._acceptance.learn(verdict.depth, verdict.hits, verdict.accepted + 1)
             for step in range(min(verdict.hits + 1, verdict.depth)):
                 for rank, sibling in enumerate(self._siblings, 1):
-                    sibling.fade(KEEP)
-                    sibling.add(step == verdict.hits and rank == verdict.rank)
+                    sibling.add(step == verdict.hits and rank == verdict.rank, KEEP)
         self._learnt = sum(verdict.accepted + 1 for verdict in verdicts)
 
     def draft(self, request: DraftRequest) -> Draft:

@@ -116,8 +116,7 @@ class SimulatedDrafter:
         accepted = len(judged) if judged.all() else int(judged.argmin())
         self._acceptance.learn(min(len(judged), accepted + 1), accepted, len(emitted))
         if self._branches > 1 and self._firsts:
-            self._second.fade(KEEP)
-            self._second.add(bool(self.luck[self._place] == SECOND))
+            self._second.add(bool(self.luck[self._place] == SECOND), KEEP)
         self._place += len(emitted)
         self._newest = emitted[-1]
         self._firsts = 0

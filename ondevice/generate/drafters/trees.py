@@ -122,8 +122,7 @@ class TreeDrafter:
             for rank, guess in enumerate(guesses):
                 calibrations[rank > 0].observe(guess.share, guess.token == token)
                 if 0 < rank <= len(self._siblings):
-                    self._siblings[rank - 1].fade(KEEP)
-                    self._siblings[rank - 1].add(guess.token == token)
+                    self._siblings[rank - 1].add(guess.token == token, KEEP)
             firsts.append(guesses[0].token == token)
         hits = firsts.index(False) if False in firsts else len(firsts)
         self._acceptance.learn(len(firsts), hits, len(emitted) - self._learnt)
