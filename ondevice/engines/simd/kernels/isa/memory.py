@@ -162,7 +162,7 @@ _MOST_SPINS = 4_000
 machine."""
 
 _FEWEST_SPINS = 100
-"""Those after a wait in which the thread slept, about 3 us. They double with each wait that they are enough for."""
+"""As many after a wait in which the thread slept, about 3 us. They double with each wait that they are enough for."""
 
 _SPINS_FOR_NEXT = 20_000
 """Reads of the counter before an idle thread sleeps: about 0.5 ms, enough to choose tokens and to begin a draft."""
