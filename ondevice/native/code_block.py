@@ -39,7 +39,7 @@ BEGINNING = b'{"functions": '
 ADDRESS = struct.Struct("<Q")
 """An address in a block. Every processor that kernels are built for is little endian."""
 
-C_LIBRARIES = ("ucrtbase", "kernel32") if sys.platform == "win32" else (None, "libm.so.6")
+C_LIBRARIES = ("ucrtbase", "kernelbase") if sys.platform == "win32" else (None, "libm.so.6")
 """The libraries that have the C functions. None is this process. Linux's libm comes second, because a Python whose
 modules are built in may have bound only a part of it.
 """

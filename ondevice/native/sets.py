@@ -60,6 +60,7 @@ class Platform:
     wheel : tag of its wheels
     suffix : of the names of its shared libraries
     sets : names of its sets
+    libraries : those that are linked beside the C library
     """
 
     triple: str
@@ -67,8 +68,10 @@ class Platform:
     wheel: str
     suffix: str
     sets: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
 
 
+_WAIT_ON_ADDRESS = ("api-ms-win-core-synch-l1-2-0",)
 _X86, _ARM = ("generic", "avx2", "avxvnni", "avx512vnni", "avx512vbmi"), ("neon", "neon-dotprod", "neon-i8mm")
 PLATFORMS = {
     "linux-x86_64": Platform("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", ".so", _X86),
@@ -78,8 +81,12 @@ PLATFORMS = {
     "macos-aarch64": Platform(
         "arm64-apple-macosx11.0.0", "aarch64-macos.11.0", "macosx_11_0_arm64", ".dylib", _ARM[1:]
     ),
-    "windows-x86_64": Platform("x86_64-pc-windows-gnu", "x86_64-windows-gnu", "win_amd64", ".dll", _X86),
-    "windows-aarch64": Platform("aarch64-pc-windows-gnu", "aarch64-windows-gnu", "win_arm64", ".dll", _ARM),
+    "windows-x86_64": Platform(
+        "x86_64-pc-windows-gnu", "x86_64-windows-gnu", "win_amd64", ".dll", _X86, _WAIT_ON_ADDRESS
+    ),
+    "windows-aarch64": Platform(
+        "aarch64-pc-windows-gnu", "aarch64-windows-gnu", "win_arm64", ".dll", _ARM, _WAIT_ON_ADDRESS
+    ),
 }
 
 

@@ -34,8 +34,10 @@ def ship(name: str, platform: str, out: Path) -> Path:
         build = [sys.executable, "-m", "ondevice.native.builder", "--object", "--set", name]
         build += ["--platform", platform]
         subprocess.run([*build, "--out", str(made)], env=environment, stdout=subprocess.DEVNULL, check=True)
-        link = [sys.executable, "-m", "ziglang", "cc", "-target", PLATFORMS[platform].linked_as, "-shared", "-s", "-O2"]
-        subprocess.run([*link, "-o", linked.name, made.name], cwd=work, check=True)
+        about = PLATFORMS[platform]
+        link = [sys.executable, "-m", "ziglang", "cc", "-target", about.linked_as, "-shared", "-s", "-O2"]
+        libraries = [f"-l{each}" for each in about.libraries]
+        subprocess.run([*link, "-o", linked.name, made.name, *libraries], cwd=work, check=True)
         library.write(file, linked.read_bytes(), name, platform)
     return file
 

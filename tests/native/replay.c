@@ -1,6 +1,7 @@
 /* Runs one call of the kernel `run` of a Windows library: replay.exe LIBRARY SYMBOL CALL RESULT.
 
-   CALL holds the ten arguments, the ranges of memory that the kernel may use, and their content: see windows_run.py.
+   CALL holds the number of arguments, the arguments, the ranges of memory that the kernel may use, and their content:
+   see windows_run.py.
    The memory is mapped at the same addresses as in the process that recorded the call, so that every pointer in it is
    valid here. RESULT gets the 8-byte words that the kernel changed: address and new value of each. */
 
@@ -10,10 +11,11 @@
 #include <string.h>
 #include <windows.h>
 
+#define ARGUMENTS 15
 #define BLOCK 65536 /* what VirtualAlloc aligns addresses to */
 
 typedef int64_t i64;
-typedef i64 (*Run)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64);
+typedef i64 (*Run)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64);
 
 static void take(void *into, size_t size, FILE *file)
 {
@@ -39,7 +41,12 @@ int main(int count, char **words)
         fprintf(stderr, "cannot open the kernel or a file\n");
         return 2;
     }
-    i64 a[10], ranges, blocks;
+    i64 given, a[ARGUMENTS], ranges, blocks;
+    take(&given, 8, call);
+    if (given != ARGUMENTS) {
+        fprintf(stderr, "the kernel has %lld arguments, this program passes %d\n", (long long)given, ARGUMENTS);
+        return 2;
+    }
     take(a, sizeof a, call);
     take(&ranges, 8, call);
     i64(*range)[2] = malloc(ranges * 16);
@@ -62,7 +69,7 @@ int main(int count, char **words)
         before[i] = malloc(range[i][1]);
         memcpy(before[i], (void *)range[i][0], range[i][1]);
     }
-    if (run(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]) == INT64_MIN) {
+    if (run(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]) == INT64_MIN) {
         fprintf(stderr, "the kernel failed\n");
         return 2;
     }

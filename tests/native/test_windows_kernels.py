@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from ondevice.bundle import Bundle
+from ondevice.engines.simd.kernels.contract import SLOTS, TICKS, WIDTH, run
+from ondevice.engines.simd.kernels.isa import memory
 from ondevice.native import library, shipping
 from ondevice.native.features import native_features
 from ondevice.native.library import CHOICE, SHIPPED
@@ -36,12 +38,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Windows program that loads a library and runs a recorded call."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the Windows programs that load a library: `replay.exe` and `barrier.exe`."""
     pytest.importorskip("ziglang")
-    out = tmp_path_factory.mktemp("replay") / "replay.exe"
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O2", "-o", str(out)]
-    subprocess.run([*command, str(Path(__file__).with_name("replay.c"))], check=True)
+    out = tmp_path_factory.mktemp("programs")
+    for name in ("replay", "barrier"):
+        source, program = Path(__file__).with_name(f"{name}.c"), out / f"{name}.exe"
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O2", "-o", str(program)]
+        subprocess.run([*command, str(source)], check=True)
     return out
 
 
@@ -59,12 +63,11 @@ def bits_of_linux(reference_bundle: Path) -> str:
 
 @pytest.mark.parametrize("name", SETS_HERE)
 def test_a_windows_library_computes_the_bits_of_linux(
-    name: str, program: Path, libraries: Path, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
+    name: str, programs: Path, libraries: Path, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
 ) -> None:
-    dll = SHIPPED / NAME / f"{name}.dll"
-    if not _is_current(dll):
-        dll = shipping.ship(name, NAME, libraries)
+    dll = library_of(name, libraries)
     environment = {**os.environ, CHOICE: name, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
+    program = programs / "replay.exe"
     command = [sys.executable, "-m", "tests.native.windows_run", str(dll), str(program), str(reference_bundle)]
     for _ in range(ATTEMPTS):
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -74,6 +77,24 @@ def test_a_windows_library_computes_the_bits_of_linux(
     found, calls = ended.stdout.split()
     assert int(calls) > 50
     assert found == bits_of_linux
+
+
+def test_threads_that_sleep_at_the_barrier_are_woken(programs: Path, libraries: Path, tmp_path: Path) -> None:
+    """Ten threads on fewer cores, by `WaitOnAddress`: a test of waking, which ends only if every thread is woken."""
+    command = ["wine", str(programs / "barrier.exe"), str(library_of(SETS_HERE[0], libraries)), run.symbol]
+    command += [str(number) for number in (10, 200, 7, WIDTH, TICKS, SLOTS, memory._FEWEST_SPINS)]
+    environment = {**os.environ, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 0
+
+
+def library_of(name: str, libraries: Path) -> Path:
+    """The library of a set, which is built if it is missing."""
+    for dll in (SHIPPED / NAME / f"{name}.dll", libraries / NAME / f"{name}.dll"):
+        if _is_current(dll):
+            return dll
+    return shipping.ship(name, NAME, libraries)
 
 
 def _is_current(dll: Path) -> bool:

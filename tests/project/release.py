@@ -106,14 +106,14 @@ def _linux_faults(content: bytes, machine: str) -> Iterator[str]:
 
 
 def _windows_faults(content: bytes, machine: str) -> Iterator[str]:
-    """Windows 10 and newer have the C library `api-ms-win-crt-*`."""
+    """Windows 10 and newer have the C library `api-ms-win-crt-*`, and `WaitOnAddress` in `api-ms-win-core-synch-*`."""
     from pefile import PE
 
     binary = PE(data=content)
     if binary.FILE_HEADER.Machine != {"x86_64": 0x8664, "aarch64": 0xAA64}[machine]:
         yield f"it is for the machine {binary.FILE_HEADER.Machine:#x}"
     for name in (each.dll.decode() for each in binary.DIRECTORY_ENTRY_IMPORT):
-        if name.lower() != "kernel32.dll" and not name.startswith("api-ms-win-crt-"):
+        if name.lower() != "kernel32.dll" and not name.startswith(("api-ms-win-crt-", "api-ms-win-core-synch-")):
             yield f"it needs {name}"
     yield from _entry_missing({each.name.decode() for each in binary.DIRECTORY_ENTRY_EXPORT.symbols if each.name})
 

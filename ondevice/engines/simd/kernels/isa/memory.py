@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, SLEEPERS, TICKS
 from ondevice.engines.simd.kernels.isa.jit import emits
@@ -183,20 +184,24 @@ def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
 def sleep_while(builder: Any, address: Any, value: Any) -> None:
     """Sleep until `wake_sleepers`, unless the int64 at an address has another value already. It may return earlier.
 
-    On macOS this sleeps for 20 microseconds; on Windows, whose unit is milliseconds, it offers the core to others.
+    On macOS, where this needs version 14.4, it sleeps for 20 microseconds.
     """
     if "linux" in builder.module.triple:
         _futex(builder, address, _FUTEX_WAIT, value)
+    elif "windows" in builder.module.triple:
+        known = builder.ptrtoint(cgutils.alloca_once_value(builder, value), I64)
+        call(builder, "WaitOnAddress", I32, address, known, I64(8), I32(-1))
     else:
-        name, length = ("Sleep", 0) if "windows" in builder.module.triple else ("usleep", 20)
-        call(builder, name, I32, I32(length))
+        call(builder, "usleep", I32, I32(20))
 
 
 @emits(types.void, types.int64)
 def wake_sleepers(builder: Any, address: Any) -> None:
-    """Wake all threads that sleep in `sleep_while` at an address; elsewhere than on Linux they wake up alone."""
+    """Wake all threads that sleep in `sleep_while` at an address; on macOS they wake up by themselves."""
     if "linux" in builder.module.triple:
         _futex(builder, address, _FUTEX_WAKE, I64(2**31 - 1))
+    elif "windows" in builder.module.triple:
+        call(builder, "WakeByAddressAll", ir.VoidType(), address)
 
 
 @kernel
