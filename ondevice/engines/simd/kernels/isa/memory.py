@@ -189,7 +189,7 @@ def sleep_while(builder: Any, address: Any, value: Any) -> None:
     if "linux" in builder.module.triple:
         _futex(builder, address, _FUTEX_WAIT, value)
     elif "windows" in builder.module.triple:
-        known = builder.ptrtoint(cgutils.alloca_once_value(builder, value), I64)
+        known = builder.ptrtoint(cgutils.alloca_once_value(builder, value), I64)  # type: ignore[no-untyped-call]
         call(builder, "WaitOnAddress", I32, address, known, I64(8), I32(-1))
     else:
         call(builder, "usleep", I32, I32(20))
