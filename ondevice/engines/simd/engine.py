@@ -37,7 +37,7 @@ from ondevice.engines.protocol import (
 )
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
-from ondevice.engines.simd.buffers import Lease, OutputPool
+from ondevice.engines.simd.buffers import Lease, OutputBuffer, OutputPool
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels import contract
@@ -149,9 +149,7 @@ class SimdEngine:
                 session.prepare(len(tree) + following) for session, tree in zip(sessions, rows.trees, strict=True)
             ]
             records, kept = [record for record, _ in prepared], [each for _, each in prepared]
-            buffer, lease = self._outputs.lease(len(rows.wanted) + following)
-            self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
-            self._state.slots[contract.EXPERTS_READ] = 0
+            buffer, lease = self._lease(len(rows.wanted) + following)
             threads = self._target.run(rows, records, kept)
             if not is_whole:
                 passed, streams = self._target.lower_streams(rows)
@@ -161,7 +159,7 @@ class SimdEngine:
                 buffer.part(0, len(rows.wanted))[1][:] = program.target.ends[: len(rows.wanted)]
             runs = 1 if rows.continuation is None else self._state.runs
             self._release_tables(len(rows.tokens) * runs)
-            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, program.expert_layers) / runs
+            read = self._experts_read(runs)
             chosen = self._state.chosen() if runs > 1 else []
             seconds = (time.perf_counter() - started) / runs
         outputs, first = [], 0
@@ -186,13 +184,11 @@ class SimdEngine:
         with self.computing():
             started = time.perf_counter()
             record, _ = session.prepare(continuation.most * count)
-            buffer, lease = self._outputs.lease(count)
-            self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
-            self._state.slots[contract.EXPERTS_READ] = 0
+            buffer, lease = self._lease(count)
             threads = self._target.run_rounds(rows, record, session.begin_drafts(continuation.most * count - 1))
             runs, chosen = self._state.runs, self._state.chosen()
             self._release_tables(count * runs)
-            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, self._program.expert_layers) / runs
+            read = self._experts_read(runs)
             seconds = (time.perf_counter() - started) / runs
             last, verdicts, share = self._state.last_row, self._state.verdicts(), self._state.draft_share
         session.finish(TokenTree.chain([*given.tree.tokens.tolist(), *chosen]), lease)
@@ -200,6 +196,17 @@ class SimdEngine:
         return Outputs(
             logits[:, : self.target.vocab_size], hidden, count, count, seconds, threads, read, chosen, verdicts, share
         )
+
+    def _lease(self, rows: int) -> tuple[OutputBuffer, Lease]:
+        """Lease room for the outputs of so many rows, which the next forward writes."""
+        buffer, lease = self._outputs.lease(rows)
+        self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
+        self._state.slots[contract.EXPERTS_READ] = 0
+        return buffer, lease
+
+    def _experts_read(self, runs: int) -> float:
+        """The number of experts that a layer read, a mean over layers and runs of the last call."""
+        return int(self._state.slots[contract.EXPERTS_READ]) / max(1, self._program.expert_layers) / runs
 
     def close(self) -> None:
         """Wait for a running forward and end the threads. Engine and sessions can compute nothing afterwards."""
