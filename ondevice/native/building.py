@@ -178,4 +178,4 @@ def _command() -> list[str]:
             "there are no kernels for this CPU, and no Python interpreter to build them with: "
             "install a wheel of ondevice-runtime for this platform"
         )
-    return [sys.executable, "-m", BUILDER]
+    return [sys.executable, "-P", "-m", BUILDER]  # -P: without the current directory, which this process may not import

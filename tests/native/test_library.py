@@ -18,6 +18,7 @@ import pytest
 import ondevice
 from ondevice.generate.sampling_kernels import IN_ORDER, argmax_row
 from ondevice.native import functions, library
+from ondevice.native.building import build_now
 from ondevice.native.functions import ENTRIES, Entry
 from ondevice.native.sets import native_platform
 
@@ -126,6 +127,22 @@ def test_a_damaged_file_is_built_again(kernels: None, tmp_path: Path, monkeypatc
     assert library.missing([tokens, forward]) == []
     library.cached(tokens).write_bytes(b"half a block")
     assert library.missing([tokens, forward]) == [tokens]
+
+
+def test_kernels_are_built_from_this_package_wherever_the_program_runs(
+    kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder `ondevice` in the current directory may be another version's, or another user's."""
+    if library.choice().file is not None:
+        pytest.skip("a shared library is used")
+    for name in ("ondevice", "numba"):
+        tmp_path.joinpath(name).mkdir()
+        tmp_path.joinpath(name, "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    build_now("roofline")
+    assert library.missing(["roofline"]) == []
 
 
 def test_a_library_may_have_more_than_is_installed_here(made: Callable[..., Path]) -> None:

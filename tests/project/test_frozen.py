@@ -114,7 +114,7 @@ def test_a_frozen_application_builds_in_a_process_that_it_supports(tmp_path: Pat
 def test_what_is_not_frozen_starts_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["app", building.FROZEN_COMPILE])
     ondevice.freeze_support()
-    assert building._command() == [sys.executable, "-m", "ondevice.native.builder"]
+    assert building._command() == [sys.executable, "-P", "-m", "ondevice.native.builder"]
     monkeypatch.setattr(sys, "executable", "/opt/editor")
     with pytest.raises(ondevice.OndeviceError, match="no Python interpreter"):
         building._command()
