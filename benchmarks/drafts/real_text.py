@@ -361,7 +361,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
         bar = stack.enter_context(
             tqdm(total=replies * per_reply, initial=done * per_reply, unit="reply", leave=False, disable=None)
         )
-        stack.enter_context(busy_processes(str(arguments.busy), BUSY_S))
+        stack.enter_context(busy_processes(arguments.busy, BUSY_S))
         for found in measure(
             model,
             chosen,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -73,26 +73,42 @@ class Contender:
         return model
 
 
+class Load(NamedTuple):
+    """Busy processes, and whether they have the lowest priority."""
+
+    processes: int
+    nice: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.processes} nice" if self.nice else str(self.processes)
+
+    @classmethod
+    def parse(cls, text: str) -> Load:
+        """The load of an argument."""
+        match = re.fullmatch(r"(\d{1,3})( nice)?", text)
+        if match is None:
+            raise argparse.ArgumentTypeError(f'a load is a number such as 2, or "2 nice", not {text!r}')
+        return cls(int(match[1]), match[2] is not None)
+
+
 @dataclass(frozen=True)
 class Speed:
     """Medians of one contender beside busy processes."""
 
     contender: str
-    load: str
+    load: Load
     tokens_per_s: float
     threads: float
     """Mean number of threads that a round ran on."""
 
 
 @contextlib.contextmanager
-def busy_processes(load: str, seconds: float) -> Iterator[None]:
-    """Processes that compute on one core each, until the block ends or their time is over.
-
-    load : their number, such as "2"; "2 nice" for processes of the lowest priority
+def busy_processes(count: int, seconds: float, *, nice: bool = False) -> Iterator[None]:
+    """Processes that compute on one core each, until the block ends or their time is over; with `nice`, at the lowest
+    priority.
     """
-    count, _, nice = load.partition(" ")
     code = ("import os\nos.nice(19)\n" if nice else "") + BUSY.format(seconds=seconds)
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(count))]
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield
     finally:
@@ -133,23 +149,23 @@ def contenders(engines: Sequence[EngineName], threads: int) -> list[Contender]:
 def measure(
     models: Mapping[Contender, Model],
     peers: Sequence[BatchedBench],
-    loads: Sequence[str],
+    loads: Sequence[Load],
     seconds: float,
     repeats: int,
 ) -> list[Speed]:
     """Measure all contenders alternately under each load of `busy_processes`, several times."""
     for model in models.values():
         decode(model, WARM_UP_S)
-    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    runs: dict[tuple[str, Load], list[tuple[float, float]]] = {}
     with tqdm(total=repeats * len(loads) * (len(models) + len(peers)), disable=None) as bar:
         for _ in range(repeats):
             for load in loads:
                 for entrant, model in models.items():
-                    with busy_processes(load, 10 * seconds + 60):
+                    with busy_processes(load.processes, 10 * seconds + 60, nice=load.nice):
                         runs.setdefault((entrant.name, load), []).append(decode(model, seconds))
                     bar.update()
                 for peer in peers:
-                    with busy_processes(load, 600):
+                    with busy_processes(load.processes, 600, nice=load.nice):
                         speed = peer.tokens_per_s([1], PROMPT_TOKENS, LLAMA_TOKENS)[1]
                     runs.setdefault((f"llama.cpp, {peer.threads}", load), []).append((speed, peer.threads))
                     bar.update()
@@ -172,7 +188,7 @@ def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
             by_place[name, busy].tokens_per_s for name in (f"{ours} always", "simd, 1") if (name, busy) in by_place
         ]
         others = [by_place[name, busy].tokens_per_s for name in names if not name.startswith("simd")]
-        row = [busy, *(f"{by_place[name, busy].tokens_per_s:.1f}" for name in names), f"{own.threads:.2f}"]
+        row = [str(busy), *(f"{by_place[name, busy].tokens_per_s:.1f}" for name in names), f"{own.threads:.2f}"]
         rows.append([*row, *(f"{own.tokens_per_s / max(those):.2f}" if those else "" for those in (fixed, others))])
     return "\n".join(
         [
@@ -186,16 +202,10 @@ def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
     )
 
 
-def default_loads() -> list[str]:
+def default_loads() -> list[Load]:
     """None, one core, all cores, and one core at the lowest priority where a process can choose that."""
-    return [*dict.fromkeys(["0", "1", str(machine.processors())]), *(["1 nice"] if hasattr(os, "nice") else [])]
-
-
-def a_load(text: str) -> str:
-    """An argument for `busy_processes`."""
-    if re.fullmatch(r"\d{1,3}( nice)?", text) is None:
-        raise argparse.ArgumentTypeError(f'a load is a number such as 2, or "2 nice", not {text!r}')
-    return text
+    counts = dict.fromkeys([0, 1, machine.processors()])
+    return [*map(Load, counts), *([Load(1, nice=True)] if hasattr(os, "nice") else [])]
 
 
 def main() -> None:
@@ -205,7 +215,7 @@ def main() -> None:
     parser.add_argument(
         "--loads",
         nargs="+",
-        type=a_load,
+        type=Load.parse,
         default=default_loads(),
         metavar="N",
         help='busy processes, such as 2, or "2 nice" for those of the lowest priority',

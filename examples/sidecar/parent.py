@@ -32,7 +32,8 @@ class Sidecar:
             key_file = Path(directory) / "key"
             key_file.touch(mode=0o600)
             key_file.write_text(self._key)
-            command = [sys.executable, "-m", "ondevice", "serve", bundle, "--port", "0", "--exit-with-parent"]
+            # -P: without it Python would import a folder `ondevice` of the current directory
+            command = [sys.executable, "-P", "-m", "ondevice", "serve", bundle, "--port", "0", "--exit-with-parent"]
             self._process = subprocess.Popen(
                 [*command, "--api-key-file", str(key_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )

@@ -60,10 +60,11 @@ def test_several_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy, "WARM_UP_S", 0.01)
-    contender = busy.Contender("simd", 1)
+    contender, loads = busy.Contender("simd", 1), [busy.Load.parse("0"), busy.Load.parse("1 nice")]
+    assert list(map(str, loads)) == ["0", "1 nice"]
     with model_over(ToyEngine(), write_bundle(tmp_path)) as model:
-        speeds = busy.measure({contender: model}, [], loads=("0", "1 nice"), seconds=0.02, repeats=1)
-    assert {(speed.contender, speed.load) for speed in speeds} == {("simd, 1", "0"), ("simd, 1", "1 nice")}
+        speeds = busy.measure({contender: model}, [], loads=loads, seconds=0.02, repeats=1)
+    assert {(speed.contender, speed.load) for speed in speeds} == {("simd, 1", load) for load in loads}
     assert [one.name for one in busy.contenders(["simd"], 1)] == ["simd, 1"]
 
 

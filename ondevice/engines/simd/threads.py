@@ -338,9 +338,11 @@ class ThreadChoice:
             self._rung = trial.rung
         else:
             self._failures[trial.rung] = _Failure(trial.lost, trial.limit)
-            self._credit["more" if trial.rung > self._rung else "fewer"] = 0.0
             if trial.rung > self._rung:
+                self._credit["more"] = 0.0
                 self._return_runs *= 2
+            else:
+                self._credit["fewer"] = 0.0
         self._end_trial()
 
     def _end_trial(self) -> None:
