@@ -90,10 +90,6 @@ class ShortlistEntry:
         return vocab_size // self.clusters * self.top
 
 
-ACCEPTANCE = 0.7
-"""`DrafterEntry.acceptance` of drafters of which it is not known."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Decoder):
     """The MTP drafter. Its layers have no caches of their own: each reads that of a target layer, its `kv_source`."""
@@ -106,9 +102,9 @@ class DrafterEntry(Decoder):
     """Whether the head is the target's rows of a list of tokens. They score the hidden state of the next step."""
     num_assistant_tokens: int = 6
     """Draft length that the model's authors recommend."""
-    acceptance: float = ACCEPTANCE
-    """Share of a draft's first tokens that the target accepts, as far as was known at the export: what `auto` expects
-    until it has seen drafts."""
+    acceptance: float | None = None
+    """Share of a draft's first tokens that the target accepted where that was measured: what `auto` expects; None where
+    it is not known."""
 
     def kv_layers(self) -> list[int]:
         """Indices of the target layers whose caches its layers read, ascending."""
@@ -178,7 +174,8 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
     """
     check_decoder("the drafter", drafter)
     check_number("num_assistant_tokens", drafter.num_assistant_tokens)
-    check_positive("acceptance of the drafter", drafter.acceptance, 1.0)
+    if drafter.acceptance is not None:
+        check_positive("acceptance of the drafter", drafter.acceptance, 1.0)
     if drafter.target_head:
         check_number("candidates of the drafter", drafter.candidates, target.vocab_size)
         require(drafter.shortlist is None, "the drafter has a list of tokens and clusters")

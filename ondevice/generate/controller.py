@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 
 from ondevice.engines.protocol import MAX_ROUNDS
 from ondevice.errors import UsageError
-from ondevice.generate.costs import Costs
+from ondevice.generate.costs import LIMIT, Costs
 from ondevice.generate.drafters.protocol import Drafter, Forecast
 from ondevice.generate.stats import IdleReason, Round
 
@@ -52,7 +52,12 @@ REFRESH = 128
 
 PLAIN_FORWARDS = 4
 """Forwards of a round in which drafters were asked and nothing is drafted, where the engine runs several in one call
-(`MultiStep`): to ask after every token would cost all that one call for several saves."""
+(`MultiStep`): to ask after every token would cost all that one call for several saves. They double with each further
+round without a draft: a call costs SmolLM2 0.2 of a forward, so that always four lost 0.03 where drafts do not pay."""
+
+MEASURING_ROUNDS = 4
+"""Rounds of a draft of one token that measure its cost, where the engine drafts by itself: one alone would bear all the
+time of a call, 0.4 of a forward of SmolLM2."""
 
 SPEED_KEEP = 0.95
 """Weight of earlier rounds in the speed that drafts are judged by, after a new one; remembers about 20."""
@@ -104,6 +109,8 @@ class Controller:
         """Plain rounds that each of these adds to a drafter's credit."""
         self._resting = False
         """Whether this round is one of them."""
+        self._plain_forwards = PLAIN_FORWARDS
+        """Forwards of the next round without a draft."""
         self._asked: list[str] = []
         """The drafters asked in this round."""
         self._chosen: str | None = None
@@ -112,7 +119,7 @@ class Controller:
     def begin(self) -> None:
         """Start a generation."""
         unpaid = self._rest * self._income
-        self._rest = 0
+        self._rest, self._plain_forwards = 0, PLAIN_FORWARDS
         for name, credit in self._credit.items():
             self._credit[name] = max(credit - unpaid, min(credit - unpaid + NEW_CREDIT, NEW_CREDIT))
 
@@ -138,7 +145,7 @@ class Controller:
 
     def plain_forwards(self) -> int:
         """After `asked`: the number of forwards of this round and later ones, if it drafts nothing."""
-        return 1 + self._rest if self._resting else PLAIN_FORWARDS
+        return 1 + self._rest if self._resting else self._plain_forwards
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         """Plan the next round.
@@ -167,12 +174,16 @@ class Controller:
             return NO_MATCH
         worth, drafter, forecast = max(offers, key=lambda offer: offer[0])
         if worth <= 0.0:
-            untimed = [drafter for _, drafter, forecast in offers if not self.costs.knows(forecast.source)]
+            untimed = [
+                drafter
+                for _, drafter, forecast in offers
+                if not self.costs.timed(forecast.source) and self._worth(forecast, rows, speed / LIMIT) > 0.0
+            ]
             if not untimed:
                 return UNPROFITABLE
-            # The cost of a draft is only assumed: one token measures it.
+            # The cost is assumed, or another process measured it at another moment: a few drafts of one token show it.
             self._chosen = untimed[0].name
-            return RoundPlan(untimed[0], 1, rounds=[1])
+            return RoundPlan(untimed[0], 1, rounds=[MEASURING_ROUNDS])
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
@@ -196,6 +207,7 @@ class Controller:
         spent, plain = self.costs.charge(this), self.costs.forwards(1, forward.rows - this.rows)[0]
         asking = this.control_seconds + (0.0 if this.drafted else this.draft_seconds)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
+        self._plain_forwards = PLAIN_FORWARDS if this.drafted else 2 * this.forwards
         self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
         self._rounds = SPEED_KEEP * self._rounds + spent
         gain = len(this.token_ids) - spent - min(asking / plain, MAX_ASKING)

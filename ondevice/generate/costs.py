@@ -44,7 +44,11 @@ mean of 48, relative to the last eight forwards with other numbers of rows, draf
 on a virtual machine (`test_auto_does_so_where_other_programs_run_at_times`)."""
 
 KNOWN_WEIGHT = 2
-"""Measurements that a cost from another process, or from `measure`, is worth; with fewer it is not told to another."""
+"""Measurements without which a cost is not told to another process. There it is worth one, once one was made."""
+
+OWN = 3
+"""Drafts that a process times before it believes their costs: the first one bears the reading of the drafter's weights,
+and those of another process may be of a busy moment."""
 
 STALE = 256
 """Rounds after which a count that was not measured is dropped. A cost that is far too high, such as one from a busy
@@ -167,9 +171,9 @@ class Costs:
         """Seconds since the last measurement; None before the first."""
         return None if self._measured_at is None else max(time() - self._measured_at, 0.0)
 
-    def knows(self, source: str) -> bool:
-        """Whether a draft by `source` was timed, in this process or in the one recalled from."""
-        return source in self._drafts and bool(self._drafts[source])
+    def timed(self, source: str) -> bool:
+        """Whether this process has timed drafts by `source` often enough to know what they cost."""
+        return source in self._drafts and self._drafts[source].timed >= OWN
 
     def runs(self, rows: int) -> int:
         """Number of forwards of this many rows that were observed."""
@@ -238,10 +242,11 @@ class Costs:
 
 @dataclass
 class Point:
-    """The measured costs of a count, and the round of the last one."""
+    """The measured costs of a count, the round of the last one, and whether another process measured them."""
 
     costs: deque[float]
     round: int
+    recalled: bool = False
 
     @property
     def cost(self) -> float:
@@ -257,6 +262,7 @@ class Curve:
     first : prior cost of one
     slope : prior cost of one more
     weight : measurements of a count that the line is worth
+    timed : measurements that were made here, and not recalled
     """
 
     def __init__(self, first: float, slope: float, weight: int = 0) -> None:
@@ -266,25 +272,26 @@ class Curve:
         """Result of `costs`; empty where it must be computed again."""
         self._computed: dict[int, float] = {}
         """The costs of counts that it was computed from."""
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
+        self.timed = 0
 
     def observe(self, count: int, cost: float, now: int = 0) -> None:
         """Add a measurement of round `now`."""
         point = self._known.get(count)
         expected = self.costs(count)[count - 1] if point is None else point.cost
-        if point is None:
-            point = self._known[count] = Point(deque([expected] * self._weight, MEMORY), now)
+        if point is None or point.recalled:
+            weight = self._weight if point is None else 1
+            point = self._known[count] = Point(deque([expected] * weight, MEMORY), now)
         point.costs.append(min(cost, LIMIT * expected) if expected > 0 else cost)
         point.round = now
+        self.timed += 1
         change = abs(point.cost - self._computed.get(count, 0.0))
         if len(point.costs) < MEMORY or change > NOTICED * expected:  # to compute the costs again takes 20 us
             self._costs = []
 
     def recall(self, costs: Mapping[int, float], now: int) -> None:
         """Start from these costs."""
-        self._known = {count: Point(deque([cost] * KNOWN_WEIGHT, MEMORY), now) for count, cost in costs.items()}
+        recalled = {count: deque([cost] * KNOWN_WEIGHT, MEMORY) for count, cost in costs.items()}
+        self._known = {count: Point(each, now, recalled=True) for count, each in recalled.items()}
         self._costs = []
 
     def drop_before(self, round_number: int) -> None:

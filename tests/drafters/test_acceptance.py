@@ -42,6 +42,18 @@ def test_acceptance_starts_as_the_prior_at_every_position() -> None:
     assert acceptance.survival(0).shape == (0,)
 
 
+def test_a_measured_acceptance_outweighs_a_few_drafts() -> None:
+    measured, guessed = PositionAcceptance(0.45, sure=20.0), PositionAcceptance(0.45)
+    for acceptance in (measured, guessed):
+        for _ in range(2):
+            acceptance.observe(1, 0)
+    assert measured.survival(1)[0] > 0.4
+    assert guessed.survival(1)[0] < 0.3
+    for _ in range(200):
+        measured.observe(2, 2)
+    np.testing.assert_allclose(measured.conditional(2), [0.75, 1.0], atol=0.05)
+
+
 def test_acceptance_learns_each_position() -> None:
     chances = np.array([0.84, 0.71, 0.64, 0.70])
     random = np.random.default_rng(0)

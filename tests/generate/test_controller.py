@@ -21,7 +21,8 @@ from ondevice.generate.controller import (
     below,
     make_controller,
 )
-from ondevice.generate.costs import Costs, KnownCosts
+from ondevice.generate.costs import OWN, Costs, KnownCosts
+from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.stats import ForwardCost, Round
 from tests.generate.rounds import decoded
@@ -36,10 +37,11 @@ def chain(drafted: int, accepted: int) -> Round:
 
 
 def known(forwards: list[float], draft: float = 0.0) -> Costs:
-    """These times of forwards of 1, 2, ... rows, and of a drafted token."""
+    """These times of forwards of 1, 2, ... rows, and of a drafted token, as if this process had measured them."""
     costs = Costs()
     rows = dict(enumerate((forward / forwards[0] for forward in forwards), 1))
     costs.recall(KnownCosts(0.0, forwards[0], rows, {"dice": {1: draft, 16: 16 * draft}} if draft else {}))
+    costs._curve_of("dice").timed = OWN
     return costs
 
 
@@ -164,7 +166,7 @@ def test_the_largest_convex_sequence_below_costs(seed: int) -> None:
         ((0.9,), (0.85,), "ngram"),
         ((0.9,), (0.7,), "mtp"),
         ((), (), None),
-        ((0.05,), (), None),
+        ((0.04,), (), None),
     ],
 )
 @pytest.mark.parametrize("kind", [Controller, FixedLength])
@@ -318,6 +320,16 @@ def test_forwards_in_one_call_pay_a_debt_as_rounds_do() -> None:
     assert waited == [4, 4, 2]
 
 
+def test_the_longer_nothing_is_drafted_the_more_forwards_a_call_runs() -> None:
+    controller, drafter, waited = Controller(Costs()), DiceDrafter(), []
+    for drafted in (0, 0, 0, 2, 0):
+        controller.asked([drafter])
+        forwards = 1 if drafted else min(controller.plain_forwards(), 16)
+        waited += [] if drafted else [forwards]
+        controller.observe(replace(decoded(1 + drafted, 1.0), token_ids=(0,) * (forwards + drafted), forwards=forwards))
+    assert waited == [PLAIN_FORWARDS, 2 * PLAIN_FORWARDS, 4 * PLAIN_FORWARDS, PLAIN_FORWARDS]
+
+
 def test_chains_are_drafted_for_as_many_rounds_as_the_credit_pays() -> None:
     drafter = Scripted("dice", 0.9, 0.8, 0.7, 0.6)
     controller = Controller(known([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.1))
@@ -416,6 +428,23 @@ def test_costs_that_another_process_measured_too_low_are_soon_corrected() -> Non
         return speed(simulate(Controller(costs), DiceDrafter(), world, 100, seed=seed), world)
 
     assert np.mean([first_rounds(seed) for seed in range(40)]) > 0.95
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_costs_that_another_process_measured_too_high_are_soon_corrected(seed: int) -> None:
+    """As from a moment when other programs ran: at these costs no draft pays, and so none would ever be timed."""
+    world = World.linear(0.08, 0.45, 0.13)
+    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=20.0))
+    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.2, 3: 1.4}, {"dice": {1: 0.27, 2: 0.54}}))
+    rounds = simulate(Controller(costs), drafter, world, 300, seed=seed)
+    assert np.mean([this.drafted > 0 for this in rounds[30:]]) > 0.8
+
+
+def test_what_another_process_measured_as_hopeless_is_not_measured_again() -> None:
+    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=20.0))
+    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.8, 3: 2.6}, {"dice": {1: 0.27, 2: 0.54}}))
+    rounds = simulate(Controller(costs), drafter, World.linear(0.8, 0.45, 0.27), 200)
+    assert not any(this.drafted for this in rounds)
 
 
 def test_auto_survives_a_slow_first_measurement() -> None:

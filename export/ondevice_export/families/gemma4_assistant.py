@@ -11,7 +11,7 @@ from typing import Any
 
 from ondevice.bundle_format.decoder import Layer
 from ondevice.bundle_format.graph_io import AttentionKind
-from ondevice.bundle_format.model_config import ACCEPTANCE, DrafterEntry, ShortlistEntry, Target
+from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint.config import FULL, architecture, newer_spelling
 from ondevice_export.checkpoint.json_fields import JsonFields
@@ -65,7 +65,7 @@ def read_drafter(data: Mapping[str, Any], origin: str, target: Target) -> Drafte
         candidates=listed or (vocab_size if shortlist is None else shortlist.candidates(vocab_size)),
         shortlist=shortlist,
         target_head=listed > 0,
-        acceptance=outer.number("acceptance", ACCEPTANCE, 1.0),
+        acceptance=None if outer.data.get("acceptance") is None else outer.number("acceptance", maximum=1.0),
     )
 
 

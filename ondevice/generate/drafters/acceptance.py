@@ -23,13 +23,16 @@ class PositionAcceptance:
     poor long ago is tried again. How often that may fail is the controller's concern.
 
     start : probability before anything was seen, worth `lean` events
+    sure : events that `start` is worth besides, which do not fade: for one that was measured on other texts
     lean : events that the rate of the position before is worth
     keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
     idle : weight of all events after a token that came without a draft
     """
 
-    def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98) -> None:
-        self._start = start
+    def __init__(
+        self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98, sure: float = 0.0
+    ) -> None:
+        self._start, self._sure = start, sure
         self._lean = lean
         self._keep = keep
         self._idle = idle
@@ -92,7 +95,7 @@ class PositionAcceptance:
         """The conditional probabilities. No arrays: the loop needs a few numbers in every round."""
         self._catch_up()
         rates: list[float] = []
-        rate, lean = 0.0, 0.0
+        rate, lean = self._start, self._sure
         for tally in self._tallies[:k]:
             rate = (tally.hits + lean * rate) / (tally.weight + lean)
             rates.append(rate)
