@@ -110,14 +110,14 @@ class ClaimedTimes(Controller):
 
     claiming_s = 0.0
 
-    def observe(self, this: Round) -> None:
+    def observe(self, this: Round, *others: Round) -> None:
         started = perf_counter()
         if this.forward is not None:
             forward = this.forward._replace(seconds=FORWARD_S + ROW_S * this.rows)
             drafting = STEP_S * this.drafted if this.source == "mtp" else this.draft_seconds
             this = replace(this, forward=forward, draft_seconds=drafting)
         self.claiming_s += perf_counter() - started
-        super().observe(this)
+        super().observe(this, *others)
 
 
 def microseconds_per_round(drafters: Sequence[Drafter], right: float, rounds: int) -> float:

@@ -51,8 +51,8 @@ class Setting(NamedTuple):
 PLAIN = [Setting((), count) for count in (1, 2, 4, 8)]
 DRAFTED = [
     Setting((1,), 0),
-    Setting((1,), 1),
-    *(Setting(widths, 4) for widths in ((1,), (2,), (3,), (1, 1), (2, 1), (3, 2))),
+    *(Setting((1,), count) for count in (1, 4, 8)),
+    *(Setting(widths, 8) for widths in ((2,), (3,), (1, 1), (2, 1), (3, 2))),
 ]
 """With 0 rounds in a call, the draft is made in Python, and its forward is a call of its own."""
 

@@ -185,7 +185,8 @@ class Controller:
             self._chosen = untimed[0].name
             return RoundPlan(untimed[0], 1, rounds=[MEASURING_ROUNDS])
         self._chosen = drafter.name
-        steps = self.costs.drafts(forecast.source, limit)
+        count = len(forecast.survival)
+        rows, steps = rows[: 1 + count], self.costs.drafts(forecast.source, count)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
         risks = [row - rows[0] + draft for row, draft in zip(rows[1:], forecast.by_nodes(steps), strict=False)]
         nodes = sum(risk <= credit for risk in risks)
@@ -195,8 +196,8 @@ class Controller:
         rounds = [int(min(max(credit / risk, 1), MAX_ROUNDS)) if risk > 0 else MAX_ROUNDS for risk in risks]
         return RoundPlan(drafter, max(nodes, 1), row_floors, step_floors, rounds)
 
-    def observe(self, this: Round) -> None:
-        """Learn from the finished round."""
+    def observe(self, this: Round, *others: Round) -> None:
+        """Learn from the finished round; or from those of one call of the engine, which cost the same."""
         if self._resting:
             self._rest -= this.forwards - 1
             return
@@ -205,12 +206,14 @@ class Controller:
         if forward is None or forward.rows != forward.wanted:
             return
         spent, plain = self.costs.charge(this), self.costs.forwards(1, forward.rows - this.rows)[0]
-        asking = this.control_seconds + (0.0 if this.drafted else this.draft_seconds)
-        self._since_plain = self._since_plain + 1 if this.drafted else 0
+        count, tokens = 1 + len(others), sum(len(each.token_ids) for each in (this, *others))
+        spent *= count
+        asking = count * (this.control_seconds + (0.0 if this.drafted else this.draft_seconds))
+        self._since_plain = self._since_plain + count if this.drafted else 0
         self._plain_forwards = PLAIN_FORWARDS if this.drafted else 2 * this.forwards
-        self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
-        self._rounds = SPEED_KEEP * self._rounds + spent
-        gain = len(this.token_ids) - spent - min(asking / plain, MAX_ASKING)
+        self._tokens = SPEED_KEEP**count * self._tokens + tokens
+        self._rounds = SPEED_KEEP**count * self._rounds + spent
+        gain = tokens - spent - min(asking / plain, MAX_ASKING)
         charged = self._asked if self._chosen is None else [self._chosen]
         for name in charged:
             self._credit[name] = min(self._credit.get(name, CREDIT) + gain / len(charged), CREDIT)
@@ -271,9 +274,9 @@ class FixedLength(Controller):
         chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
         return RoundPlan(chosen, nodes)
 
-    def observe(self, this: Round) -> None:
+    def observe(self, this: Round, *others: Round) -> None:
         if self._chooses:
-            super().observe(this)
+            super().observe(this, *others)
 
 
 class HeuristicLength(FixedLength):
@@ -281,8 +284,8 @@ class HeuristicLength(FixedLength):
     upper bound of MAX_DRAFT. A round without a draft changes nothing.
     """
 
-    def observe(self, this: Round) -> None:
-        super().observe(this)
+    def observe(self, this: Round, *others: Round) -> None:
+        super().observe(this, *others)
         if this.drafted:
             change = 2 if this.accepted == this.depth else -1
             self.most = min(max(self.most + change, 1), MAX_DRAFT)

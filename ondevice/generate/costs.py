@@ -112,7 +112,8 @@ class Costs:
         """Whether the engine runs several plain forwards in one call."""
 
     def observe(self, this: Round) -> None:
-        """Learn from a decoding round.
+        """Learn from a decoding round. Of the rounds of one call of the engine, which all have their mean time, one is
+        given.
 
         Ignored are forwards in which a sequence was prefilling, because they have rows whose outputs nothing needs, and
         forwards too short for the clock. Where plain decoding runs several forwards in one call (`MultiStep`), one
@@ -135,8 +136,6 @@ class Costs:
             if self._round % SWEEP == 0:
                 for curve in (self._forwards, *self._drafts.values()):
                     curve.drop_before(self._round - STALE)
-            if self._recent and self._recent[-1] == (rows, seconds):
-                return  # another round of the same call of the engine: all have their mean time
             self._compare(rows, seconds)
             self._recent.append((rows, seconds))
             self._row_s = self._row_seconds()

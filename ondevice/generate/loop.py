@@ -125,9 +125,8 @@ def generate(
         rounds = _rounds(draft, verdict, emitted, outputs, clock.lap(), source=speculation.source)
         found = _look_up(logprobs, emitted, outputs, path)
         rounds[-1] = replace(rounds[-1], idle=speculation.idle, logprobs=found, finish_reason=reason)
-        for this in rounds:
-            speculation.learn(this)
-            yield this
+        speculation.learn(rounds)
+        yield from rounds
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -355,11 +354,11 @@ class Speculation:
         if min(self._observed, default=0) == len(self._emitted):
             self._emitted, self._observed = [], [0] * len(self._drafters)
 
-    def learn(self, this: Round) -> None:
-        """Let the controller learn from the finished round. The time of that is part of the next round."""
+    def learn(self, rounds: Sequence[Round]) -> None:
+        """Let the controller learn from the rounds of a call. The time of that is part of the next one's."""
         if self._controller is not None:
             self._clock.start("control")
-            self._controller.observe(this)
+            self._controller.observe(*rounds)
             self._clock.stop()
 
     def _certain(self) -> list[Drafter]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
+from ondevice.generate.drafters.acceptance import HOPELESS, Calibration, PositionAcceptance
 
 
 def test_calibration_starts_by_trusting_the_raw_value() -> None:
@@ -52,6 +52,16 @@ def test_a_measured_acceptance_outweighs_a_few_drafts() -> None:
     for _ in range(200):
         measured.observe(2, 2)
     np.testing.assert_allclose(measured.conditional(2), [0.75, 1.0], atol=0.05)
+
+
+def test_hopeless_nodes_of_a_tree_are_not_forecast() -> None:
+    acceptance = PositionAcceptance(start=0.4)
+    survival, depths = acceptance.survival_with_siblings(16, 0.1)
+    assert len(survival) == len(depths) < 9
+    assert (survival[:-1] >= HOPELESS).all()
+    assert (np.diff(survival) <= 0).all()
+    assert len(PositionAcceptance(start=0.9).survival_with_siblings(16, 0.1)[0]) == 16
+    assert len(PositionAcceptance(start=1e-6).survival_with_siblings(16, 1e-6)[0]) == 1
 
 
 def test_acceptance_learns_each_position() -> None:

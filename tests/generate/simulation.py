@@ -62,7 +62,7 @@ class World:
     """forward : seconds of a forward by its rows
     draft : seconds per drafted token
     chance : acceptance of a token, by round and drafter
-    noise : relative standard deviation of the clock; not 0, as two rounds of equal time are taken for parts of one call
+    noise : relative standard deviation of the clock
     spikes : share of rounds that take ten times as long
     neighbours : factor of the time while other programs run: they begin in one round of 12, and end in one of 5
     """
@@ -70,7 +70,7 @@ class World:
     forward: Callable[[int], float]
     draft: float
     chance: Callable[[int, str], float]
-    noise: float = 1e-6
+    noise: float = 0.0
     spikes: float = 0.0
     neighbours: float = 1.0
 

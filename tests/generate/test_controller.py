@@ -124,6 +124,16 @@ def test_at_a_higher_speed_a_token_must_be_more_likely() -> None:
     assert plan.row_floors[3] == pytest.approx(0.1 * 5 / 1.1, rel=0.05)
 
 
+def test_rounds_of_one_call_count_as_those_of_several() -> None:
+    together, one_by_one = Controller(known([1.0, 1.1])), Controller(known([1.0, 1.1]))
+    rounds = [decoded(2, 1.1, accepted) for accepted in (1, 0, 1, 1)]
+    together.observe(*rounds)
+    for this in rounds:
+        one_by_one.observe(this)
+    assert together.speed() == pytest.approx(one_by_one.speed(), rel=0.02)
+    assert together._since_plain == one_by_one._since_plain == 4
+
+
 def test_siblings_cost_no_step() -> None:
     """Three tokens are worth a row each, but not a step each."""
     controller, tokens = Controller(known([1.0, 1.05, 1.1, 1.15], draft=0.3)), (0.3, 0.1, 0.1)

@@ -13,7 +13,7 @@ import pytest
 
 import ondevice
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import DraftVerdict, Outputs, Rows, TokenTree
+from ondevice.engines.protocol import MAX_ROUNDS, DraftVerdict, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.generate import loop
 from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
@@ -192,7 +192,7 @@ def round_by_round(
     return verdicts
 
 
-WIDTHS = ((1, (1,)), (4, (2, 1)), (3, (1,) * 8), (4, (3,)), (3, (1, 3, 1, 2)), (2, (2, 2)), (4, (1,)))
+WIDTHS = ((1, (1,)), (4, (2, 1)), (3, (1,) * 8), (4, (3,)), (3, (1, 3, 1, 2)), (2, (2, 2)), (MAX_ROUNDS, (1,)))
 """Rounds of a call, and their form."""
 
 
@@ -268,7 +268,7 @@ def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
     extend(session, [1] * (CONTEXT - 8))
     with pytest.raises(ValueError, match="3 forwards of 3 rows do not fit: at most 8 rows now"):
         drafted_rounds(session, [1], hidden, 3, (2,), sampler)
-    for rounds, widths in ((5, (1,)), (1, (1,) * 9), (1, ())):
+    for rounds, widths in ((MAX_ROUNDS + 1, (1,)), (1, (1,) * 9), (1, ())):
         with pytest.raises(ValueError, match="do not fit"):
             drafted_rounds(engine.open_session(), [1], hidden, rounds, widths, sampler)
     for guesses in ([GUESSES + 1], [2, 0]):
@@ -291,7 +291,7 @@ def test_replies_with_drafts(bundle: Bundle, temperature: float, monkeypatch: py
     """Every round is planned with a draft, whatever it costs."""
 
     def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
-        return RoundPlan(drafters[0], min(limit, 3), rounds=[4, 3, 2]) if limit > 0 else NO_ROOM
+        return RoundPlan(drafters[0], min(limit, 3), rounds=[MAX_ROUNDS, 3, 2]) if limit > 0 else NO_ROOM
 
     monkeypatch.setattr(Controller, "asked", lambda self, drafters: list(drafters))
     monkeypatch.setattr(Controller, "plan", plan)
