@@ -86,13 +86,12 @@ def results_text(files: list[Path]) -> str:
     has_draft_model = any(record.setting == DRAFT_MODEL for record in records)
     draft_model = "--draft-model DRAFT " if has_draft_model else ""
     human_eval = "--human-eval humaneval.jsonl " if any(record.kind == HUMAN_EVAL for record in records) else ""
-    settings = f"--settings {' '.join(facts['settings'])} " if facts.get("settings") else ""
     kinds = list(dict.fromkeys(record.kind for record in records))
     chosen = "" if set(SCENARIOS) <= set(kinds) else f"--kinds {shlex.join(kinds)} "
     commands = [
         f"python -m benchmarks.bundles.widened DIR --head-bits 4 {draft_model}".rstrip(),
         "python -m benchmarks.bundles.gguf_files widened target.gguf --drafter drafter.gguf --head-bits 4",
-        f"python -m benchmarks.drafts.real_text DIR {human_eval}{chosen}{_sizes(records, facts)} {settings}\\",
+        f"python -m benchmarks.drafts.real_text DIR {human_eval}{chosen}{_options(records, facts)} \\",
         f"    {draft_model}--gguf target.gguf --mtp-gguf drafter.gguf --mtp-drafts {drafts} --json found.json",
         "python -m benchmarks.publish.real_text found.json",
     ]
@@ -105,18 +104,19 @@ def trained_text(files: list[Path]) -> str:
     records, facts = merge(files)
     commands = [
         "ondevice export FILE.gguf --drafter models/smollm2-drafter --out DIR",
-        f"python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf {_sizes(records, facts)} "
-        "--json found.json",
+        "python -m benchmarks.drafts.real_text DIR --instructions --gguf FILE.gguf \\",
+        f"    {_options(records, facts)} --json found.json",
         "python -m benchmarks.publish.real_text found.json --trained-drafter",
     ]
     block = "\n".join(["```", *commands, "```"])
     return f"{block}\n\n{report(records, facts)}\n"
 
 
-def _sizes(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
-    """The options of a run that say how much was measured."""
+def _options(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
+    """The options of a run that say what was measured, and how much."""
     most = max(record.prompt for record in records) + 1
-    return f"--limit {most} --turns {facts['turns']} --tokens {facts['tokens']}"
+    settings = f" --settings {shlex.join(facts['settings'])}" if facts.get("settings") else ""
+    return f"--limit {most} --turns {facts['turns']} --tokens {facts['tokens']}{settings}"
 
 
 def trained_sentences(results: str) -> str:

@@ -118,7 +118,7 @@ def test_a_trained_drafter_has_a_section_two_sentences_and_a_panel(
         results = (copies / "results" / "published-models.md").read_text("utf-8")
         picture = (copies / "effect.svg").read_text("utf-8")
         assert results.count("## A published model with a trained drafter") == 1
-        assert "real_text DIR --instructions --gguf FILE.gguf --limit 2 --turns 3 --tokens 96" in results
+        assert "real_text DIR --instructions --gguf FILE.gguf \\\n    --limit 2 --turns 3 --tokens 96 --json" in results
         quoted = " ".join((copies / "README.md").read_text("utf-8").split())
         assert "gives 5.00 times plain decoding at temperature 0 and 5.00 times at 1, over 4 prompts" in quoted
         assert "That is 2.5 and 2.5 times the fastest setting of llama.cpp on the same file." in quoted
