@@ -44,11 +44,12 @@ mean of 48, relative to the last eight forwards with other numbers of rows, draf
 on a virtual machine (`test_auto_does_so_where_other_programs_run_at_times`)."""
 
 KNOWN_WEIGHT = 2
-"""Measurements without which a cost is not told to another process. There it is worth one, once one was made."""
+"""Measurements that a cost needs to be told to another process. There it is worth as many, and one once there are own
+ones."""
 
-OWN = 3
-"""Drafts that a process times before it believes their costs: the first one bears the reading of the drafter's weights,
-and those of another process may be of a busy moment."""
+TIMINGS = 3
+"""Drafts that a process times before it believes that their cost is too high: the first one bears the reading of the
+drafter's weights, and a cost of another process may be of a busy moment."""
 
 STALE = 256
 """Rounds after which a count that was not measured is dropped. A cost that is far too high, such as one from a busy
@@ -172,7 +173,7 @@ class Costs:
 
     def timed(self, source: str) -> bool:
         """Whether this process has timed drafts by `source` often enough to know what they cost."""
-        return source in self._drafts and self._drafts[source].timed >= OWN
+        return source in self._drafts and self._drafts[source].timed >= TIMINGS
 
     def runs(self, rows: int) -> int:
         """Number of forwards of this many rows that were observed."""

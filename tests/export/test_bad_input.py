@@ -321,6 +321,12 @@ def test_token_ordering_that_is_no_permutation(source: Path) -> None:
     refuse(source, CheckpointError, "token_ordering")
 
 
+@pytest.mark.parametrize("acceptance", [0, 1.5, "0.4", True])
+def test_acceptance_of_a_drafter(source: Path, acceptance: object) -> None:
+    edit_json(source / "drafter" / "config.json", lambda config: config.update(acceptance=acceptance))
+    refuse(source, CheckpointError, "acceptance")
+
+
 @pytest.mark.parametrize("ids", [[3, 5, 3], [3, 5, 384], [-1, 3, 5], [3, 5]])
 def test_head_tokens_of_a_drafter(source: Path, ids: list[int]) -> None:
     """A repeated token, one beyond the vocabulary, a negative one, and too few."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,14 @@ def test_float32_steps_equal_transformers(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.hidden, oracle.hidden[0, 0].numpy(), atol=1e-4)
         token, hidden = int(expected.argmax()), found.hidden.copy()
     engine.close()
+
+
+@pytest.mark.parametrize("measured", [0.4, None])
+def test_the_acceptance_of_a_drafter_is_what_its_configuration_names(measured: float | None, tmp_path: Path) -> None:
+    save_family(tmp_path / "model", "smollm2")
+    save_drafter(tmp_path / "drafter", "smollm2", tmp_path / "model")
+    config = tmp_path / "drafter" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"acceptance": measured}))
+    drafter = Bundle.open(export(tmp_path / "model", tmp_path / "bundle")).manifest.drafter
+    assert drafter is not None
+    assert drafter.acceptance == measured

@@ -21,7 +21,7 @@ from ondevice.generate.controller import (
     below,
     make_controller,
 )
-from ondevice.generate.costs import OWN, Costs, KnownCosts
+from ondevice.generate.costs import TIMINGS, Costs, KnownCosts
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.stats import ForwardCost, Round
@@ -41,7 +41,7 @@ def known(forwards: list[float], draft: float = 0.0) -> Costs:
     costs = Costs()
     rows = dict(enumerate((forward / forwards[0] for forward in forwards), 1))
     costs.recall(KnownCosts(0.0, forwards[0], rows, {"dice": {1: draft, 16: 16 * draft}} if draft else {}))
-    costs._curve_of("dice").timed = OWN
+    costs._curve_of("dice").timed = TIMINGS
     return costs
 
 

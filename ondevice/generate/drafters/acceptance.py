@@ -15,8 +15,8 @@ import numpy as np
 from ondevice.arrays import Float32Array
 
 HOPELESS = 0.02
-"""Survival below which a token of a tree is not forecast: hardly any machine has rows that cost less of a forward, and
-to plan 16 tokens in every round took SmolLM2 0.02 of its time."""
+"""Survival below which a token of a tree is not forecast, as hardly any machine has rows that cost so little of a
+forward: planning takes time in every round, for each token."""
 
 
 class PositionAcceptance:
