@@ -11,6 +11,7 @@ const SAVE_MS = 400; // between two times that a growing reply is kept
 const POLL_MS = 2000; // between questions about a reply that is not in view
 const LOADING_MS = 1000; // between questions whether a model is being loaded
 const RECONNECT_MS = 300;
+const SETTLE_MS = 1000; // in which this tab sees what another one has kept: a lock may come before it
 const LOST = "The server no longer has this reply: it was started again, or an hour has passed. So the reply ends here.";
 const NOT_SENT = "The tab was closed before the server had this message.";
 const RUNNING = ["queued", "in_progress"];
@@ -128,14 +129,16 @@ function follow(conversationId, message) {
 /* The tab that sent a question has gone, or its reply has ended. */
 async function takeOver(conversationId, { id }) {
   const find = ({ messages }) => messages.find((each) => each.id === id);
-  const conversation = store.conversation(conversationId);
-  const kept = conversation && find(conversation);
+  const look = () => find(store.conversation(conversationId) ?? { messages: [] });
+  const waits = (message) => message?.state && !message.response;
+  if (waits(look())) await pause(SETTLE_MS);
+  const kept = look();
   if (!kept || runs.has(id)) return;
-  const isUnsent = kept.state && !kept.response;
+  const isUnsent = waits(kept);
   if (isUnsent && navigator.locks) await follow(conversationId, kept);
   else if (isUnsent) store.change(conversationId, (changed) => end(find(changed), { failure: NOT_SENT }));
-  const now = store.conversation(conversationId);
-  if (now && find(now) && !find(now).state) views.ended(find(now));
+  const now = look();
+  if (now && !now.state) views.ended(now);
 }
 
 /* Follow a reply to its end. */

@@ -118,11 +118,28 @@ def test_a_question_that_was_not_sent_is_sent_by_another_tab(open_page, serve_to
         expect_text(other, whole_text(served))
 
 
-def test_another_tab_shows_why_a_reply_was_refused(open_page, serve_toy):
-    """The server refuses it after the other tab has seen the question."""
+LATE = """
+    const kept = Storage.prototype.getItem, request = LockManager.prototype.request;
+    LockManager.prototype.request = function (name, call) {
+        const before = { ...localStorage };
+        return request.call(this, name, () => {
+            Storage.prototype.getItem = (key) => before[key] ?? null;
+            setTimeout(() => (Storage.prototype.getItem = kept), 300);
+            return call();
+        });
+    };
+"""
+"""Lets a tab get a lock 300 ms before it sees what the tab that had it before has kept, as a busy browser does."""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_another_tab_shows_why_a_reply_was_refused(open_page, serve_toy, late):
+    """The server refuses it after the other tab has seen the question, which it does not send again."""
     with serve_toy() as served:
         page = open_page(served)
         other = second_tab(page, served)
+        if late:
+            other.evaluate(f"() => {{ {LATE} }}")
         held = []
         page.route("**/v1/responses", lambda route: held.extend([route]))
         send(page, "abc")
