@@ -177,7 +177,7 @@ class Controller:
             untimed = [
                 drafter
                 for _, drafter, forecast in offers
-                if not self.costs.timed(forecast.source) and self._worth(forecast, rows, speed / LIMIT) > 0.0
+                if not self.costs.knows(forecast.source) and self._worth(forecast, rows, speed / LIMIT) > 0.0
             ]
             if not untimed:
                 return UNPROFITABLE

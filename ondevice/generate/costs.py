@@ -171,7 +171,7 @@ class Costs:
         """Seconds since the last measurement; None before the first."""
         return None if self._measured_at is None else max(time() - self._measured_at, 0.0)
 
-    def timed(self, source: str) -> bool:
+    def knows(self, source: str) -> bool:
         """Whether this process has timed drafts by `source` often enough to know what they cost."""
         return source in self._drafts and self._drafts[source].timed >= TIMINGS
 
@@ -290,8 +290,9 @@ class Curve:
 
     def recall(self, costs: Mapping[int, float], now: int) -> None:
         """Start from these costs."""
-        recalled = {count: deque([cost] * KNOWN_WEIGHT, MEMORY) for count, cost in costs.items()}
-        self._known = {count: Point(each, now, recalled=True) for count, each in recalled.items()}
+        self._known = {
+            count: Point(deque([cost] * KNOWN_WEIGHT, MEMORY), now, recalled=True) for count, cost in costs.items()
+        }
         self._costs = []
 
     def drop_before(self, round_number: int) -> None:

@@ -23,6 +23,7 @@ from ondevice.generate.controller import (
 )
 from ondevice.generate.costs import TIMINGS, Costs, KnownCosts
 from ondevice.generate.drafters.acceptance import PositionAcceptance
+from ondevice.generate.drafters.mtp import SURE
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.stats import ForwardCost, Round
 from tests.generate.rounds import decoded
@@ -176,7 +177,7 @@ def test_the_largest_convex_sequence_below_costs(seed: int) -> None:
         ((0.9,), (0.85,), "ngram"),
         ((0.9,), (0.7,), "mtp"),
         ((), (), None),
-        ((0.04,), (), None),
+        ((0.05,), (), None),
     ],
 )
 @pytest.mark.parametrize("kind", [Controller, FixedLength])
@@ -187,6 +188,8 @@ def test_the_drafter_whose_draft_is_worth_most_drafts(
     costs = Costs()
     drafts = {"mtp": {1: 0.1, 8: 0.8}, "ngram": {1: 1e-6, 8: 1e-6}}
     costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), drafts))
+    for source in drafts:
+        costs._curve_of(source).timed = TIMINGS
     plan = kind(costs, 4).plan([Scripted("mtp", *primary), Scripted("ngram", *secondary)], 4)
     if kind is Controller:
         assert (plan.drafter and plan.drafter.name) == expected
@@ -444,14 +447,14 @@ def test_costs_that_another_process_measured_too_low_are_soon_corrected() -> Non
 def test_costs_that_another_process_measured_too_high_are_soon_corrected(seed: int) -> None:
     """As from a moment when other programs ran: at these costs no draft pays, and so none would ever be timed."""
     world = World.linear(0.08, 0.45, 0.13)
-    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=20.0))
+    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=SURE))
     costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.2, 3: 1.4}, {"dice": {1: 0.27, 2: 0.54}}))
     rounds = simulate(Controller(costs), drafter, world, 300, seed=seed)
     assert np.mean([this.drafted > 0 for this in rounds[30:]]) > 0.8
 
 
 def test_what_another_process_measured_as_hopeless_is_not_measured_again() -> None:
-    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=20.0))
+    costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=SURE))
     costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.8, 3: 2.6}, {"dice": {1: 0.27, 2: 0.54}}))
     rounds = simulate(Controller(costs), drafter, World.linear(0.8, 0.45, 0.27), 200)
     assert not any(this.drafted for this in rounds)

@@ -130,13 +130,12 @@ function follow(conversationId, message) {
 async function takeOver(conversationId, { id }) {
   const find = ({ messages }) => messages.find((each) => each.id === id);
   const look = () => find(store.conversation(conversationId) ?? { messages: [] });
-  const waits = (message) => message?.state && !message.response;
-  if (waits(look())) await pause(SETTLE_MS);
+  const isUnsent = (message) => message?.state && !message.response;
+  if (isUnsent(look())) await pause(SETTLE_MS);
   const kept = look();
   if (!kept || runs.has(id)) return;
-  const isUnsent = waits(kept);
-  if (isUnsent && navigator.locks) await follow(conversationId, kept);
-  else if (isUnsent) store.change(conversationId, (changed) => end(find(changed), { failure: NOT_SENT }));
+  if (isUnsent(kept) && navigator.locks) await follow(conversationId, kept);
+  else if (isUnsent(kept)) store.change(conversationId, (changed) => end(find(changed), { failure: NOT_SENT }));
   const now = look();
   if (now && !now.state) views.ended(now);
 }
