@@ -36,6 +36,7 @@ from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps
 from ondevice.grammar.matcher import Compiler
 from ondevice.machine import ForkGuard
+from ondevice.native import library
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, PromptKeywords, check_whole
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
@@ -192,10 +193,20 @@ def prepare(
 
 
 def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:
-    """File of the measured costs of this bundle on this machine, with this engine, attention and number of threads."""
+    """File of the measured costs of this bundle on this machine, with this engine, attention and number of threads, and
+    with the instruction set of the kernels, which `$ONDEVICE_KERNELS` may choose.
+    """
     weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
-    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, attention, str(threads)]
-    return CostsFile(machine.cache_directory() / "costs", key)
+    key = [
+        __version__,
+        machine.processor_name(),
+        library.choice().set,
+        weights,
+        engine.name,
+        engine.kv_cache,
+        attention,
+    ]
+    return CostsFile(machine.cache_directory() / "costs", [*key, str(threads)])
 
 
 class Model:

@@ -3,9 +3,12 @@ import threading
 
 import pytest
 
+from ondevice.bundle import Bundle
 from ondevice.generate import costs as costs_file
 from ondevice.generate.controller import Controller
 from ondevice.generate.costs import Costs, CostsFile, KnownCosts
+from ondevice.model import _costs_file
+from ondevice.native import library
 from tests.fixtures.model_made import BOS, load_toy, model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
 from tests.generate.rounds import decoded
@@ -35,6 +38,16 @@ def test_what_was_written_is_read_by_the_same_key_alone(file, tmp_path):
         key = [word + "x" * (index == changed) for index, word in enumerate(KEY)]
         assert CostsFile(tmp_path / "costs", key).read() is None
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
+
+
+def test_each_instruction_set_has_costs_of_its_own(tmp_path, monkeypatch):
+    """Two rows cost 1.8 of one with `generic`, where no draft of one token pays, and 1.1 with `avx2`."""
+    bundle, engine, paths = Bundle.open(write_bundle(tmp_path / "bundle")), ToyEngine(400), set()
+    for name in ("generic", "avx2"):
+        choice = library.choice()._replace(set=name)
+        monkeypatch.setattr(library, "choice", lambda choice=choice: choice)
+        paths.add(_costs_file(bundle, engine, "exact", 2).path)
+    assert len(paths) == 2
 
 
 def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
