@@ -197,16 +197,9 @@ def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) ->
     with the instruction set of the kernels, which `$ONDEVICE_KERNELS` may choose.
     """
     weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
-    key = [
-        __version__,
-        machine.processor_name(),
-        library.choice().set,
-        weights,
-        engine.name,
-        engine.kv_cache,
-        attention,
-    ]
-    return CostsFile(machine.cache_directory() / "costs", [*key, str(threads)])
+    here = [__version__, machine.processor_name(), library.choice().set]
+    key = [*here, weights, engine.name, engine.kv_cache, attention, str(threads)]
+    return CostsFile(machine.cache_directory() / "costs", key)
 
 
 class Model:
