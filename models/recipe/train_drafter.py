@@ -2,7 +2,7 @@
 
     python models/recipe/train_drafter.py --target FILE.gguf --out DIR
 
-The target writes replies to prompts, its states over them are kept on disk, and the drafter learns from these. The
+The target writes replies to prompts, which are kept on disk with its states, and the drafter learns from these. The
 command can be killed at any time and run again; with more `--replies` or `--tokens` it continues from there.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from drafters.drafter_card import write_card
-from drafters.lessons import SHARD, Lesson, Lessons, write_lessons
-from drafters.replies import held_out, write_held_out, write_replies
-from drafters.replies_on_device import DeviceWriter, write_held_out_on_device, write_replies_on_device
+from drafters.lessons import Lesson, Lessons
+from drafters.replies import HELD_OUT_TOKENS, EngineWriter, held_out, write_held_out, write_replies
+from drafters.replies_on_device import DeviceWriter, write_replies_on_device
 from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_blocks, measure, places_of, rounds_of
 from drafters.states import FrozenTarget
 from drafters.target_drafter import (
@@ -41,7 +41,6 @@ from training.precision import PRODUCTS
 from training.run import Run, hardware, spent_budget
 
 from ondevice.bundle import Bundle
-from ondevice.text.codec import TextCodec
 from ondevice_export import export as export_bundle
 
 MODELS = Path(__file__).resolve().parent.parent
@@ -232,31 +231,24 @@ def main() -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Write replies and lessons. The target's memory is free again afterwards: training opens it anew."""
+    """Write lessons, and those of given prompts. The target's memory is free again before training opens it anew."""
     args.work.mkdir(parents=True, exist_ok=True)
-    bundle = args.work / "bundle"
+    bundle, given = args.work / "bundle", args.work / "held-out"
     if not bundle.exists():
         export_bundle(args.target, bundle, drafter="none", heads="none")
-    given = args.work / "held-out" / "replies-0.jsonl"
-    given.parent.mkdir(exist_ok=True)
     messages = [] if given.exists() else held_out(args.held_out)
     if args.device.type == "cpu":
         write_replies(bundle, args.work, args.replies)
         if messages:
-            write_held_out(bundle, messages, given)
-        target = open_target(args.target, args.device)
+            write_held_out(EngineWriter(bundle, HELD_OUT_TOKENS).lessons(iter(messages)), given)
     else:
-        target = open_target(args.target, args.device)
-        opened = Bundle.open(bundle)
-        writer = DeviceWriter(target, TextCodec(opened), opened.manifest.eos_token_ids)
-        write_replies_on_device(writer, args.work / "replies-0.jsonl", args.replies)
+        writer = DeviceWriter.open(open_target(args.target, args.device), Bundle.open(bundle))
+        write_replies_on_device(writer, args.work, args.replies)
         if messages:
-            write_held_out_on_device(writer, messages, given)
-    for file in sorted(args.work.glob("replies-*.jsonl")):
-        write_lessons(target, file, finished=False)
-    write_lessons(target, given, finished=True)
+            torch.manual_seed(0)
+            write_held_out(writer.lessons(messages, HELD_OUT_TOKENS), given)
     if not any(args.work.glob("replies-*.safetensors")):
-        raise SystemExit(f"too few replies to learn from: a file of them needs {SHARD}, so give a larger --replies")
+        raise SystemExit("there are no replies to learn from: give a larger --replies")
 
 
 def open_target(path: Path, device: torch.device) -> FrozenTarget:

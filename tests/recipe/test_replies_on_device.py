@@ -1,16 +1,18 @@
 """Replies that an accelerator writes: those of the target alone, whatever shares a forward with them. Run on a CPU."""
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from drafters import replies_on_device
-from drafters.replies import MARK, Asked, before_a_message, read_replies
+from drafters.lessons import Lessons
+from drafters.replies import MARK, OWN, Asked, ChatIds
 from drafters.replies_on_device import DeviceWriter, write_replies_on_device
 from drafters.states import FrozenTarget
+from text.prompts import Prompt
 
 from tests.fixtures.tiny_families import save_family
 from tests.fixtures.tiny_models import VOCAB
@@ -18,19 +20,18 @@ from tests.fixtures.tiny_models import VOCAB
 END = 7
 
 
-class Codec:
-    """A token for every character."""
+def chat(ends: list[int]) -> ChatIds:
+    """A token for every character; a message stands between angle brackets."""
 
-    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
-
-    def encode(self, prompt: Any, context_length: int) -> list[int]:
+    def encode(prompt: Any) -> list[int]:
         return [ord(letter) for letter in (prompt if isinstance(prompt, str) else f"<{prompt[0]['content']}>")]
+
+    return ChatIds(encode, lambda ids: "".join(map(chr, ids)), ends)
 
 
 def writer_of(tmp_path: Path, family: str, ends: list[int]) -> DeviceWriter:
     save_family(tmp_path / "target", family)
-    target = FrozenTarget.load(tmp_path / "target", "tiny", torch.device("cpu"))
-    return DeviceWriter(target, Codec(), ends)  # type: ignore[arg-type]
+    return DeviceWriter(FrozenTarget.load(tmp_path / "target", "tiny", torch.device("cpu")), chat(ends))
 
 
 @pytest.mark.parametrize("family", ["smollm2", "gemma3"])  # the second has sliding windows, which end in the prompts
@@ -65,32 +66,26 @@ def test_sampled_tokens_have_the_probabilities_of_the_target(tmp_path: Path) -> 
 
 
 def test_what_stands_before_a_message_has_nothing_of_it_where_the_mark_is_several_tokens() -> None:
-    codec = Codec()
-    assert MARK
-    assert before_a_message(lambda prompt: codec.encode(prompt, 100), codec.tokenizer.decode) == [ord("<")]
+    assert len(MARK) > 1
+    assert chat([]).opening == [ord("<")]
 
 
 def test_waves_are_appended_and_a_second_call_goes_on_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replies_on_device, "WAVE", 6)
-    monkeypatch.setattr(replies_on_device, "MOST", 4)
+    monkeypatch.setattr(replies_on_device, "MOST", 6)
     monkeypatch.setattr(
-        replies_on_device, "asked", lambda n: Asked(n, "own" if n % 3 == 0 else "chat", float(n % 2), f"say {n}")
+        replies_on_device, "asked", lambda n: Asked(n, float(n % 2), OWN if n % 3 == 0 else Prompt("chat", f"say {n}"))
     )
-    writer = writer_of(tmp_path, "smollm2", [END])
-    writer.own = lambda messages: [each for each in messages if each.number % 2]  # type: ignore[method-assign]
-    file = tmp_path / "replies-0.jsonl"
+    writer = writer_of(tmp_path, "smollm2", [])
+    monkeypatch.setattr(
+        writer.chat, "completed", lambda each, _: replace(each, prompt=OWN) if each.number % 2 else None
+    )
     for tokens in (20, 20, 40):
-        write_replies_on_device(writer, file, tokens)
-    known = list(read_replies(file))
-    assert [each.number for each in known] == [3, 1, 2, 4, 5, 9, 7, 8, 10, 11]
-    assert known[1].prompt == [ord(letter) for letter in "<say 1>"]
-    assert all(len(each.reply) == 4 or each.reply[-1] == END for each in known)
-
-
-def test_messages_by_the_target_are_those_that_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = writer_of(tmp_path, "smollm2", [END])
-    made = [[72, 105, 32, END], [72, 105], [END]]
-    monkeypatch.setattr(writer, "continued", lambda prompts, temperatures, most: made)
-    assert [each.text for each in writer.own([Asked(n, "own", 1.0) for n in range(3)])] == ["Hi"]
+        write_replies_on_device(writer, tmp_path, tokens)
+    known = Lessons(tmp_path, torch.device("cpu"))
+    assert sorted(fact[0] for fact in known.facts) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert [fact[1] for fact in known.facts].count("own") == 2
+    assert bytes(known[0].tokens[: known[0].prompt].tolist()) == b"<say 1>"
+    assert known.lengths == [prompt + 6 for *_, prompt in known.facts]

@@ -13,18 +13,21 @@ import torch
 import train_drafter
 from compare_drafters import compared, error, influence
 from drafters import lessons, rounds
-from drafters.lessons import Lessons, full_layer, shard_file, write_lessons
-from drafters.replies import Written, read_replies
+from drafters.lessons import Lessons, Shards
+from drafters.replies import Asked
+from drafters.replies_on_device import Written, with_states
 from drafters.rounds import accepted_runs, make_blocks, posterior_noise, rounds_of
 from drafters.states import FrozenTarget
 from drafters.target_drafter import (
     TargetDrafter,
     drafter_config,
+    full_layer,
     save_drafter,
     start_from_drafter,
     start_from_target,
 )
 from safetensors.torch import load_file
+from text.prompts import Prompt
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
 from tests.fixtures.tiny_families import save_family
@@ -52,13 +55,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> Path:
         return found
 
     rows = [
-        Written(number, "chat", float(number % 2), ids(5 + number), ids(20)) for number in (*range(20, 42), 64, 96, 128)
+        Written(Asked(number, float(number % 2), Prompt("chat", "")), 5 + number, ids(25 + number))
+        for number in (*range(20, 42), 64, 96)
     ]
     (tmp_path / "work").mkdir()
-    lines = "".join(f"{json.dumps(vars(row))}\n" for row in rows)
-    (tmp_path / "work" / "replies-0.jsonl").write_text(lines + '{"number": 7, "ki')
-    target = FrozenTarget.load(tmp_path / "target", "tiny", CPU)
-    write_lessons(target, tmp_path / "work" / "replies-0.jsonl", finished=False)
+    shards = Shards(tmp_path / "work")
+    for lesson in with_states(FrozenTarget.load(tmp_path / "target", "tiny", CPU), rows):
+        shards.add(lesson)
     return tmp_path / "work"
 
 
@@ -71,11 +74,20 @@ def made(work: Path) -> tuple[FrozenTarget, TargetDrafter, Lessons]:
     return target, drafter, known
 
 
-def test_a_line_that_was_cut_off_is_dropped_and_complete_shards_are_written(work: Path) -> None:
-    file = work / "replies-0.jsonl"
-    assert len(list(read_replies(file))) == 25
-    assert file.read_text().endswith("}\n")
-    assert [shard_file(file, shard).exists() for shard in range(7)] == [True] * 6 + [False]
+def test_a_writer_that_was_killed_goes_on_behind_its_files(work: Path) -> None:
+    known = Lessons(work, CPU)
+    killed = Shards(work)
+    assert (killed.files, killed.tokens, len(killed.numbers)) == (6, 24 * 20, 24)
+    killed.add(replace(known[0], number=7))
+    assert killed.tokens == 25 * 20
+    assert killed.numbers >= {7, 20, 96}
+    again = Shards(work)
+    assert 7 not in again.numbers
+    again.add(replace(known[1], number=8))
+    again.finish()
+    again.finish()  # nothing is left
+    assert [fact[0] for fact in Lessons(work, CPU).facts][-2:] == [96, 8]
+    assert Shards(work, rank=1).files == 0
 
 
 @FAMILIES

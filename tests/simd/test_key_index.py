@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import AttentionType, KVCacheType
-from ondevice.engines.simd.caches import LookupSettings, read_keys
+from ondevice.engines.simd.caches import LookupSettings, read_keys, read_values
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.forwards import drafted, extend, run
@@ -58,6 +58,8 @@ def test_keys_are_read_from_either_cache(kind: KVCacheType) -> None:
     keys = np.random.default_rng(0).standard_normal((2, 96, 64)).astype(np.float32)
     cache = cache_of(keys, kind)
     np.testing.assert_allclose(read_keys(cache[0], 32, 90)[:, 0], numbers_of(cache, 96)[0, 32:90], rtol=1e-6)
+    if kind == "fp16":
+        np.testing.assert_array_equal(read_values(cache[1], 70)[:, 0], numbers_of(cache, 70)[1])
 
 
 def test_attention_is_exact_until_there_is_enough_to_choose_from(bundle: Bundle, kind: KVCacheType) -> None:

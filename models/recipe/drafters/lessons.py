@@ -1,15 +1,14 @@
-"""A frozen target's states and samples for replies: computed once, kept on disk, read by its drafter's training.
+"""Lessons: a target's replies with its states, kept on disk, which its drafter's training reads.
 
-A lesson is one conversation: its tokens, and for every position the state after the final norm, and keys and values of
-the last full-attention layer. Files hold SHARD lessons each. On a CPU lessons are read when they are needed; an
-accelerator has all of them in its memory.
+A lesson is one conversation: its tokens, and for the positions of rounds the state after the final norm, and keys and
+values of the last full-attention layer. `Shards` writes lessons as they become known, SHARD to a file; `Lessons` reads
+all of a directory. On a CPU they are read when they are needed; an accelerator has all of them in its memory.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DynamicCache
 
-from drafters.replies import HELD_OUT_EVERY, Written, read_replies
-from drafters.states import FrozenTarget
-
-SHARD = 96  # conversations of a file
-FORWARD_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
-"""Tokens of one forward, padding included. With 4,096 a CPU core did 418 tokens/s, with 1,024 528."""
-LONGEST = 1024  # tokens of a conversation; the end of a longer one is left out
+SHARD = 32  # lessons of a file: what a process loses at most if it is killed
+LEAST = 5  # tokens of a reply: with fewer there is no round of four drafts
+HELD_OUT_EVERY = 32  # lessons whose number is a multiple are never trained on
 
 
 @dataclass(frozen=True)
 class Lesson:
     """A conversation of T tokens, of which the first `prompt` are not the target's.
 
-    tokens : int32[T]; hidden : float16[T, H]; cache : float16[2, T, heads * D]
+    number : of its message; kind : of its prompt
+    tokens : int32[T]; hidden : float16[T, H], from position `prompt - 1` on; cache : float16[2, T, heads * D]. The last
+        token's state and cache may be zeros: no round reads them
     """
 
     number: int
@@ -44,84 +40,61 @@ class Lesson:
     hidden: Tensor
     cache: Tensor
 
-    @property
-    def held_out(self) -> bool:
-        return self.number % HELD_OUT_EVERY == 0
 
+class Shards:
+    """The lessons in the files of one writer, to which it adds.
 
-def full_layer(config: Any) -> int:
-    """The last layer with full attention, whose cache a drafter reads."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return max(index for index, kind in enumerate(kinds) if kind == "full_attention")
-
-
-def head_dim(config: Any) -> int:
-    """The width of an attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def write_lessons(target: FrozenTarget, file: Path, *, finished: bool) -> None:
-    """Write the lessons of a file of replies next to it, those of an incomplete shard only if the file is finished.
-    Shards that exist are kept.
+    numbers : those of the lessons; tokens : of their replies
     """
-    known = [each for each in read_replies(file) if len(each.reply) > 1]
-    for shard in range(-(-len(known) // SHARD) if finished else len(known) // SHARD):
-        out = shard_file(file, shard)
-        if not out.exists():
-            started = time.process_time()
-            tokens = write_shard(target, known[shard * SHARD : (shard + 1) * SHARD], out)
-            speed = tokens / (time.process_time() - started)
-            print(f"{time.strftime('%H:%M:%S')} {out.name}: {speed:.0f} tokens per CPU second", flush=True)
+
+    def __init__(self, directory: Path, rank: int = 0) -> None:
+        self.directory, self.rank = directory, rank
+        self.numbers: set[int] = set()
+        self.tokens = self.files = 0
+        self._open: list[Lesson] = []
+        for file in sorted(directory.glob(f"replies-{rank}-*.safetensors")):
+            facts, lengths = contents(safe_open(file, "pt"))
+            self.files += 1
+            self._count(facts, lengths)
+
+    def add(self, lesson: Lesson) -> None:
+        """Keep a lesson that has rounds, and write a file once there are SHARD."""
+        if len(lesson.tokens) < lesson.prompt + LEAST:
+            return
+        self._open.append(lesson)
+        self._count([facts_of(lesson)], [len(lesson.tokens)])
+        if len(self._open) == SHARD:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the lessons that no file has yet. A file appears when it is complete."""
+        if not self._open:
+            return
+        tensors = {
+            f"{index}.{part}": getattr(lesson, part).contiguous()
+            for index, lesson in enumerate(self._open)
+            for part in ("tokens", "hidden", "cache")
+        }
+        file = self.directory / f"replies-{self.rank}-{self.files:04d}.safetensors"
+        save_file(tensors, file.with_suffix(".partial"), {"lessons": json.dumps(list(map(facts_of, self._open)))})
+        file.with_suffix(".partial").rename(file)
+        self.files += 1
+        self._open = []
+
+    def _count(self, facts: list[list[Any]], lengths: list[int]) -> None:
+        self.numbers |= {number for number, *_ in facts}
+        self.tokens += sum(length - prompt for length, (*_, prompt) in zip(lengths, facts, strict=True))
 
 
-def shard_file(file: Path, shard: int) -> Path:
-    return file.with_name(f"{file.stem}-{shard:04d}.safetensors")
+def facts_of(lesson: Lesson) -> list[Any]:
+    """The fields of a lesson that are no tensors, as a file's metadata has them."""
+    return [lesson.number, lesson.kind, lesson.temperature, lesson.prompt]
 
 
-def write_shard(target: FrozenTarget, written: Sequence[Written], out: Path) -> int:
-    """Run the target over conversations and write their lessons to a file, which appears when it is complete; returns
-    the number of tokens.
-    """
-    rows = sorted(written, key=lambda each: len(each.prompt) + len(each.reply))
-    tensors: dict[str, Tensor] = {}
-    facts: list[list[Any]] = []
-    for batch in batches(rows, FORWARD_TOKENS[target.projection.device.type]):
-        for each, (hidden, cache) in zip(batch, states(target, batch), strict=True):
-            name = str(len(facts))
-            ids = torch.tensor([*each.prompt, *each.reply][:LONGEST], dtype=torch.int32)
-            tensors |= {f"{name}.tokens": ids, f"{name}.hidden": hidden, f"{name}.cache": cache}
-            facts.append([each.number, each.kind, each.temperature, len(each.prompt)])
-    partial = out.with_suffix(".partial")
-    save_file(tensors, partial, {"lessons": json.dumps(facts)})
-    partial.rename(out)
-    return sum(len(tokens) for name, tokens in tensors.items() if name.endswith(".tokens"))
-
-
-def batches(rows: Sequence[Written], most: int) -> Iterator[list[Written]]:
-    """Conversations of similar lengths that fit into a forward of `most` tokens."""
-    batch: list[Written] = []
-    for each in rows:
-        length = min(LONGEST, len(each.prompt) + len(each.reply))
-        if batch and (len(batch) + 1) * length > most:
-            yield batch
-            batch = []
-        batch.append(each)
-    yield batch
-
-
-@torch.no_grad()
-def states(target: FrozenTarget, batch: Sequence[Written]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Hidden states and cache of each conversation; shorter ones are padded at their end."""
-    rows = [[*each.prompt, *each.reply][:LONGEST] for each in batch]
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-    for row, tokens in zip(ids, rows, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens)
-    cache = DynamicCache(config=target.config)
-    hidden = target.decoder(input_ids=ids.to(target.projection.device), past_key_values=cache).last_hidden_state
-    layer = cache.layers[full_layer(target.config)]
-    both = torch.stack([layer.keys, layer.values]).half().transpose(2, 3).flatten(3).cpu()  # [2, rows, T, heads * D]
-    for index, (tokens, own) in enumerate(zip(rows, hidden.half().cpu(), strict=True)):
-        yield own[: len(tokens)].clone(), both[:, index, : len(tokens)].clone()
+def contents(file: Any) -> tuple[list[list[Any]], list[int]]:
+    """`facts_of` the lessons of an open file, and the tokens of each."""
+    facts = json.loads(file.metadata()["lessons"])
+    return facts, [file.get_slice(f"{index}.tokens").get_shape()[0] for index in range(len(facts))]
 
 
 class Lessons:
@@ -135,8 +108,8 @@ class Lessons:
         for file in sorted(directory.glob("replies-*.safetensors")):
             tensors: Any = safe_open(file, "pt")
             self.read[file] = tensors.get_tensor if device.type == "cpu" else load_file(file, str(device)).__getitem__
-            facts = json.loads(tensors.metadata()["lessons"])
-            self.lengths += [tensors.get_slice(f"{n}.tokens").get_shape()[0] for n in range(len(facts))]
+            facts, lengths = contents(tensors)
+            self.lengths += lengths
             self.places += [(file, index) for index in range(len(facts))]
             self.facts += facts
 

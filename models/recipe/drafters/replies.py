@@ -1,66 +1,65 @@
-"""Replies of a target, which its drafter learns from: written by this project's engine, in the target's chat template.
+"""A target's replies with its states, which its drafter learns from, written by this project's engine.
 
-Every process appends to a file of its own, a line of JSON per reply. Whatever stops them, a second call goes on after
-the complete lines. `replies_on_device` writes the same lines with an accelerator.
+The target answers messages in its chat template, in every process TOGETHER of them at a time. When a reply ends, the
+engine has computed all that a lesson needs beside the tokens. A second pass by PyTorch over the finished replies would
+take nearly as long as writing them (680 and 650 tokens/s, SmolLM2-135M, two cores of an AMD EPYC with AVX2).
+
+Whatever stops the processes, a second call goes on after their last files. `replies_on_device` writes the same lessons
+with an accelerator.
 """
 
 import itertools
 import json
 import multiprocessing
 import os
-import threading
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from text.prompts import prompt
+import numpy as np
+import torch
+from text.prompts import PASSAGE, Prompt, prompt
 
 import ondevice
+from drafters.lessons import HELD_OUT_EVERY, Lesson, Shards
+from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.engines.simd.caches import read_keys, read_values
+from ondevice.engines.simd.engine import SimdSession
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
 
 TEMPERATURES = (1.0, 0.7, 1.0, 0.0)  # one of these by chance
-OWN_SHARE = 0.4  # of the prompts are written by the target itself
+OWN_SHARE = 0.5  # of the messages are written by the target itself
+OWN = Prompt("own", PASSAGE)
 MOST = 320  # tokens of a reply
 HELD_OUT_TOKENS = 128  # of a reply to a given message
-MAX_ASKED = 160  # tokens of a prompt by the target
-TOGETHER = 16  # replies that share the forwards of a process
+MOST_ASKED = 200  # tokens of a passage or a message by the target
+LONGEST = 1024  # tokens of a lesson; the end of a longer conversation is left out
+TOGETHER = 16  # conversations that share the forwards of a process
+PIECE = 32  # most tokens of a prompt in a forward, beside the others' tokens
 LOG_SECONDS = 60
-HELD_OUT_EVERY = 32  # replies whose number is a multiple are never trained on
-HELD_OUT_FROM = 1_000_000  # such multiples belong to given prompts
+HELD_OUT_FROM = 1_000_000  # numbers of held-out lessons from here on belong to given messages
 MARK = "QUESTION"  # stands for a user's message in a rendered template
-PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "drafter": "none"}
-
-
-@dataclass(frozen=True)
-class Written:
-    """A reply: token ids of the whole prompt, rendered, and of the reply, with the token that ends it."""
-
-    number: int
-    kind: str
-    temperature: float
-    prompt: list[int]
-    reply: list[int]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A user's message. kind : "own" for one by the target itself, whose text comes later"""
+    """A user's message, and the temperature of the reply to it."""
 
     number: int
-    kind: str
     temperature: float
-    text: str = ""
+    prompt: Prompt
 
 
 def asked(number: int) -> Asked:
     """Message `number` of the training."""
     random = Random(number)
     temperature = random.choice(TEMPERATURES)
-    kind, text = ("own", "") if random.random() < OWN_SHARE else prompt(number)
-    return Asked(number, kind, temperature, text)
+    return Asked(number, temperature, OWN if random.random() < OWN_SHARE else prompt(number))
 
 
 def held_out(files: Sequence[Path]) -> list[Asked]:
@@ -69,9 +68,42 @@ def held_out(files: Sequence[Path]) -> list[Asked]:
     Their kind is the file's name, or the line's `category`. They are numbered as held-out ones.
     """
     lines = [json.loads(line) | {"file": file.stem} for file in files for line in file.read_text().splitlines()]
-    texts = [(line.get("category", line["file"]), line.get("prompt") or line["turns"][0]) for line in lines]
-    numbered = enumerate((kind, temperature, text) for kind, text in texts for temperature in (0.0, 1.0))
+    known = [Prompt(line.get("category", line["file"]), line.get("prompt") or line["turns"][0]) for line in lines]
+    numbered = enumerate((temperature, each) for each in known for temperature in (0.0, 1.0))
     return [Asked(HELD_OUT_EVERY * (HELD_OUT_FROM + place), *parts) for place, parts in numbered]
+
+
+class ChatIds:
+    """The token ids of messages in a target's chat template, or without one those of the text itself.
+
+    opening : what stands before a user's message; None if there is no template. ends : ids that end a text
+    """
+
+    def __init__(
+        self, encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str], ends: Iterable[int]
+    ) -> None:
+        self.encode, self.decode, self.ends = encode, decode, frozenset(ends)
+        self.opening = before_a_message(encode, decode)
+
+    def message(self, text: str) -> list[int]:
+        """The ids that a reply to this message follows."""
+        return self.encode(text if self.opening is None else [{"role": "user", "content": text}])
+
+    def first(self, message: Asked) -> list[int] | None:
+        """What the target continues before it can be asked: the beginning of a message of its own, or the request for
+        a passage. None if the message is complete.
+        """
+        if PASSAGE not in message.prompt.text:
+            return None
+        return self.opening or [] if message.prompt is OWN else self.message(message.prompt.source)
+
+    def completed(self, message: Asked, answer: Sequence[int]) -> Asked | None:
+        """The message with what the target wrote after `first`; None if that is empty, or a message without an end."""
+        ended = bool(answer) and answer[-1] in self.ends
+        text = self.decode(list(answer[:-1] if ended else answer)).strip()
+        if not text or (message.prompt is OWN and not ended):
+            return None
+        return replace(message, prompt=Prompt(message.prompt.kind, message.prompt.completed(text)))
 
 
 def before_a_message(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str]) -> list[int] | None:
@@ -84,44 +116,101 @@ def before_a_message(encode: Callable[[Any], list[int]], decode: Callable[[list[
     return next(rendered[:n] for n in range(len(rendered), 0, -1) if len(decode(rendered[:n])) <= before)
 
 
-def lines_of(replies: Iterable[Written]) -> str:
-    """Replies as lines of JSON."""
-    return "".join(json.dumps(asdict(each), separators=(",", ":")) + "\n" for each in replies)
+@dataclass(eq=False)
+class Conversation:
+    """A reply that is being written: its ids, and the states float16[H] from which each was chosen."""
+
+    message: Asked
+    prompt: list[int]
+    most: int
+    session: Session
+    sampler: Sampler
+    reply: list[int] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+
+    def rows(self) -> Rows:
+        """The next rows: a piece of the prompt, or the newest token."""
+        known = self.session.length
+        tokens = self.reply[-1:] if self.reply else self.prompt[known : known + PIECE]
+        return Rows(self.session, TokenTree.chain(tokens), [len(tokens) - 1])
+
+    def follow(self, outputs: Outputs) -> None:
+        """Commit these rows, and choose the next token after the last of the prompt."""
+        self.session.commit(range(self.session.pending))
+        if self.session.length >= len(self.prompt):
+            self.reply.append(self.sampler.choose(outputs.logits[0], self.session.tokens))
+            self.states.append(outputs.hidden[0].astype(np.float16))
 
 
-class Writer:
+class EngineWriter:
     """A process's target."""
 
-    def __init__(self, bundle: Path, most: int = MOST) -> None:
-        self.model = ondevice.load(bundle, threads=1, max_sequences=TOGETHER, cache_bytes=0)
+    def __init__(self, bundle: Path, most: int) -> None:
+        """most : tokens of a reply"""
+        self.model = ondevice.load(bundle, engine="simd", threads=1)
         self.most = most
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
-        self.opening = before_a_message(self.model.encode, tokenizer.decode)
+        self.chat = ChatIds(self.model.encode, tokenizer.decode, self.model.manifest.eos_token_ids)
 
-    def write(self, message: Asked) -> Written | None:
-        """The reply to a message, or without a chat template the text's continuation; None if the target asked
+    def lessons(self, messages: Iterator[Asked]) -> Iterator[Lesson]:
+        """The lessons of messages, in the order in which their replies end, without those where the target asked
         nothing.
         """
-        number, text = message.number, message.text
-        if message.kind == "own":
-            if self.opening is None:
-                return None
-            made = self.model.generate(self.opening, max_new_tokens=MAX_ASKED, temperature=1.0, seed=number, **PLAIN)
-            text = made.text.strip()
-            if not text or made.finish_reason != "stop":
-                return None
-        ids = self.model.encode(text if self.opening is None else [{"role": "user", "content": text}])
-        options = {"temperature": message.temperature, "seed": number, **PLAIN}
-        reply = self.model.generate(ids, max_new_tokens=self.most, **options)
-        return Written(number, message.kind, message.temperature, ids, list(reply.token_ids))
+        running: list[Conversation] = []
+        while True:
+            while len(running) < TOGETHER and (message := next(messages, None)) is not None:
+                running += self.begun(message)
+            if not running:
+                return
+            found = self.model.engine.forward([each.rows() for each in running])
+            for each, outputs in zip(running, found, strict=True):
+                each.follow(outputs)
+            ended = [each for each in running if each.reply and self.ends(each)]
+            running = [each for each in running if each not in ended]
+            for each in ended:
+                if PASSAGE in each.message.prompt.text:
+                    completed = self.chat.completed(each.message, each.reply)
+                    running += [] if completed is None else self.begun(completed)
+                else:
+                    yield self.lesson(each)
+                each.session.close()
+
+    def begun(self, message: Asked) -> list[Conversation]:
+        """A conversation with a message, or before it with what the target continues first; none without a prompt."""
+        first = self.chat.first(message)
+        ids, most, temperature = self.chat.message(message.prompt.text), self.most, message.temperature
+        if first is not None:
+            ids, most, temperature = first, MOST_ASKED, 1.0
+        if not ids:
+            return []
+        sampler = Sampler(SamplingOptions(temperature=temperature, seed=message.number))
+        return [Conversation(message, ids, most, self.model.engine.open_session(), sampler)]
+
+    def ends(self, each: Conversation) -> bool:
+        """Whether a reply has ended."""
+        return each.reply[-1] in self.chat.ends or len(each.reply) == each.most or not each.session.max_rows()
+
+    def lesson(self, each: Conversation) -> Lesson:
+        """The lesson of a finished reply, whose last token the engine has not read."""
+        tokens = torch.tensor([*each.prompt, *each.reply], dtype=torch.int32)
+        hidden = np.zeros((len(tokens), len(each.states[0])), np.float16)
+        hidden[len(each.prompt) - 1 : -1] = each.states
+        assert isinstance(each.session, SimdSession)
+        full, length = each.session._caches["full"], each.session.length
+        keys, values = full.parts(max(full.layers))
+        known = np.stack([read_keys(keys, 0, length), read_values(values, length)]).reshape(2, length, -1)
+        cache = np.pad(known.astype(np.float16), ((0, 0), (0, len(tokens) - length), (0, 0)))
+        parts = tokens[:LONGEST], torch.from_numpy(hidden[:LONGEST]), torch.from_numpy(cache[:, :LONGEST])
+        message = each.message
+        return Lesson(message.number, message.prompt.kind, message.temperature, len(each.prompt), *parts)
 
 
 def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
-    """Write replies of `tokens` tokens in total to files in `directory`, with a process for every core."""
+    """Write lessons with replies of `tokens` tokens in total to files in `directory`, with a process for every core."""
     count = os.cpu_count() or 1
     spawn = multiprocessing.get_context("spawn")
-    shares = [(bundle, directory / f"replies-{rank}.jsonl", rank, count, tokens // count) for rank in range(count)]
+    shares = [(bundle, directory, rank, count, tokens // count) for rank in range(count)]
     processes = [spawn.Process(target=write_share, args=share) for share in shares]
     for process in processes:
         process.start()
@@ -131,55 +220,32 @@ def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
         raise RuntimeError("a process that writes replies has failed: its message is above")
 
 
-def write_held_out(bundle: Path, messages: Sequence[Asked], out: Path) -> None:
-    """Write the replies to given messages, of at most HELD_OUT_TOKENS tokens."""
-    writer = Writer(bundle, most=HELD_OUT_TOKENS)
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        out.write_text(lines_of(reply for reply in pool.map(writer.write, messages) if reply is not None))
-
-
-def write_share(bundle: Path, file: Path, rank: int, count: int, tokens: int) -> None:
-    """Append the replies `rank`, `rank + count`, ... to a file until it has `tokens` tokens of them."""
-    known = list(read_replies(file))
-    numbers = {each.number for each in known}
-    total = sum(len(each.reply) for each in known)
-    if total >= tokens:
+def write_share(bundle: Path, directory: Path, rank: int, count: int, tokens: int) -> None:
+    """Write the lessons of messages `rank`, `rank + count`, ... until they have `tokens` tokens of replies."""
+    shards = Shards(directory, rank)
+    begun, started, shown = shards.tokens, time.process_time(), time.monotonic()
+    if begun >= tokens:
         return
-    writer = Writer(bundle)
-    prompt(0)  # read the library before threads ask for it at once
-    missing = (number for number in itertools.count(rank, count) if number not in numbers)
-    parent, lock = multiprocessing.parent_process(), threading.Lock()
-    started, fresh = time.process_time(), 0
-
-    def work() -> None:
-        nonlocal total, fresh
-        while True:
-            with lock:
-                if total >= tokens or (parent is not None and not parent.is_alive()):
-                    return
-                number = next(missing)
-            if (written := writer.write(asked(number))) is not None:
-                with lock:
-                    output.write(lines_of([written]))
-                    output.flush()
-                    total, fresh = total + len(written.reply), fresh + len(written.reply)
-
-    with file.open("a") as output, ThreadPoolExecutor(TOGETHER) as pool:
-        workers = [pool.submit(work) for _ in range(TOGETHER)]
-        while not all(worker.done() for worker in workers):
-            time.sleep(LOG_SECONDS)
-            speed = fresh / (time.process_time() - started)
-            print(f"{time.strftime('%H:%M:%S')} {file.name}: {total:,} tokens, {speed:.0f} per CPU second", flush=True)
-    for worker in workers:
-        worker.result()
+    parent = multiprocessing.parent_process()
+    missing = (asked(number) for number in itertools.count(rank, count) if number not in shards.numbers)
+    for lesson in EngineWriter(bundle, MOST).lessons(missing):
+        shards.add(lesson)
+        if time.monotonic() > shown + LOG_SECONDS:
+            shown, speed = time.monotonic(), (shards.tokens - begun) / (time.process_time() - started)
+            line = f"{time.strftime('%H:%M:%S')} process {rank}: {shards.tokens:,} tokens of replies, "
+            print(f"{line}{speed:.0f} per CPU second", flush=True)
+        if shards.tokens >= tokens or (parent is not None and not parent.is_alive()):
+            break
+    shards.finish()
 
 
-def read_replies(file: Path) -> Iterator[Written]:
-    """The complete lines of a file, which is cut after the last of them."""
-    if not file.exists():
-        return
-    data = file.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(file, data.rfind(b"\n") + 1)
-    for line in data.decode("utf-8", "replace").split("\n")[:-1]:
-        yield Written(**json.loads(line))
+def write_held_out(lessons: Iterable[Lesson], directory: Path) -> None:
+    """Write the lessons of given messages to a directory, which appears when it is complete."""
+    partial = directory.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    shards = Shards(partial)
+    for lesson in lessons:
+        shards.add(lesson)
+    shards.finish()
+    partial.rename(directory)

@@ -1,4 +1,4 @@
-"""Replies of a target written by an accelerator: thousands of conversations in every forward.
+"""A target's replies with its states, written by an accelerator: thousands of conversations in every forward.
 
 Rows are sorted by the lengths of their prompts and padded on the left; a row whose reply has ended waits for the
 others. A small target is limited by the launches of its kernels: a step of SmolLM2 took 58 to 72 ms on an H200, with
@@ -9,36 +9,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from drafters.lessons import head_dim
-from drafters.replies import (
-    HELD_OUT_TOKENS,
-    MAX_ASKED,
-    MOST,
-    Asked,
-    Written,
-    asked,
-    before_a_message,
-    lines_of,
-    read_replies,
-)
+from drafters.lessons import Lesson, Shards
+from drafters.replies import LONGEST, MOST, MOST_ASKED, Asked, ChatIds, asked
 from drafters.states import FrozenTarget
+from drafters.target_drafter import full_layer, head_dim
+from ondevice.bundle import Bundle
 from ondevice.text.codec import TextCodec
 
 WAVE = 16_384  # messages of which the prompts are sorted together
 ROWS = 4096  # replies of a forward
 MEMORY = 0.4  # share of the free memory for the caches and logits of a forward's rows
+STATE_TOKENS = 1 << 16  # tokens of a forward over finished conversations, padding included
 LOOK = 16  # steps after which is looked whether all replies have ended
 GROUPED = "grouped"  # the attention below, by transformers' registry
 
@@ -68,41 +61,49 @@ AttentionInterface.register(GROUPED, grouped_attention)
 AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
+class Written(NamedTuple):
+    """A conversation: its message, the tokens of the prompt, and the ids of prompt and reply."""
+
+    message: Asked
+    prompt: int
+    tokens: list[int]
+
+
 class DeviceWriter:
-    """A target on an accelerator, with the tokenizer and the chat template of its bundle. ends : ids that end a text"""
+    """A target on an accelerator, with the tokenizer and the chat template of its bundle."""
 
-    def __init__(self, target: FrozenTarget, codec: TextCodec, ends: Sequence[int]) -> None:
-        self.target, self.codec = target, codec
-        self.ends = torch.tensor(ends, device=target.projection.device)
-        tokenizer = codec.tokenizer
-        assert tokenizer is not None
-        self.decode = tokenizer.decode
-        self.opening = before_a_message(self.encode, self.decode)
+    def __init__(self, target: FrozenTarget, chat: ChatIds) -> None:
+        self.target, self.chat = target, chat
+        self.ends = torch.tensor(sorted(chat.ends), device=target.projection.device)
 
-    def encode(self, prompt: Any) -> list[int]:
-        """The ids of a prompt."""
-        return self.codec.encode(prompt, self.target.config.max_position_embeddings)
+    @classmethod
+    def open(cls, target: FrozenTarget, bundle: Bundle) -> DeviceWriter:
+        """With the chat of an exported bundle."""
+        codec = TextCodec(bundle)
+        assert codec.tokenizer is not None
+        context = target.config.max_position_embeddings
+        encode, decode = partial(codec.encode, context_length=context), codec.tokenizer.decode
+        return cls(target, ChatIds(encode, decode, bundle.manifest.eos_token_ids))
 
-    def write(self, messages: Sequence[Asked], most: int) -> list[Written]:
-        """The replies to messages, less those where the target asked nothing. most : tokens of a reply"""
-        known = self.own([each for each in messages if each.kind == "own"])
-        known += [each for each in messages if each.kind != "own"]
-        texts = [each.text for each in known]
-        prompts = [self.encode(x if self.opening is None else [{"role": "user", "content": x}]) for x in texts]
+    def lessons(self, messages: Sequence[Asked], most: int) -> Iterator[Lesson]:
+        """The lessons of messages, less those where the target asked nothing. most : tokens of a reply"""
+        known = self.completed(messages)
+        prompts = [self.chat.message(each.prompt.text) for each in known]
         replies = self.continued(prompts, [each.temperature for each in known], most)
-        return [
-            Written(each.number, each.kind, each.temperature, ids, reply)
-            for each, ids, reply in zip(known, prompts, replies, strict=True)
-        ]
+        rows = (
+            Written(each, len(prompt), [*prompt, *reply][:LONGEST])
+            for each, prompt, reply in zip(known, prompts, replies, strict=True)
+        )
+        yield from with_states(self.target, sorted(rows, key=lambda row: len(row.tokens)))
 
-    def own(self, messages: Sequence[Asked]) -> list[Asked]:
-        """Messages with the target's text, less those that did not end within MAX_ASKED tokens."""
-        if self.opening is None:
-            return []
-        made = self.continued([self.opening] * len(messages), [1.0] * len(messages), MAX_ASKED)
-        ends = set(self.ends.tolist())
-        texts = [self.decode(ids[:-1]).strip() if ids[-1] in ends else "" for ids in made]
-        return [replace(each, text=text) for each, text in zip(messages, texts, strict=True) if text]
+    def completed(self, messages: Sequence[Asked]) -> list[Asked]:
+        """Messages with what the target writes for them first, less those for which it wrote nothing."""
+        first = [self.chat.first(each) for each in messages]
+        open_ones = [(each, ids) for each, ids in zip(messages, first, strict=True) if ids]
+        made = self.continued([ids for _, ids in open_ones], [1.0] * len(open_ones), MOST_ASKED)
+        found = [self.chat.completed(each, ids) for (each, _), ids in zip(open_ones, made, strict=True)]
+        finished = [each for each, ids in zip(messages, first, strict=True) if ids is None]
+        return finished + [each for each in found if each is not None]
 
     def continued(self, prompts: Sequence[list[int]], temperatures: Sequence[float], most: int) -> list[list[int]]:
         """The tokens after each prompt, at most `most`, with the one that ends them."""
@@ -164,25 +165,46 @@ class DeviceWriter:
         return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
 
-def write_replies_on_device(writer: DeviceWriter, file: Path, tokens: int) -> None:
-    """Append replies to a file until it has `tokens` tokens of them, those of a wave together."""
-    known = list(read_replies(file))
-    total, begun = sum(len(each.reply) for each in known), len({each.number // WAVE for each in known})
-    for wave in itertools.count(begun):
-        if total >= tokens:
+@torch.no_grad()
+def with_states(target: FrozenTarget, rows: Sequence[Written]) -> Iterator[Lesson]:
+    """The lessons of conversations, the shortest first. Those of a forward are padded at their end."""
+    for batch in batches(rows):
+        ids = torch.zeros(len(batch), len(batch[-1].tokens), dtype=torch.int64)
+        for padded, row in zip(ids, batch, strict=True):
+            padded[: len(row.tokens)] = torch.tensor(row.tokens)
+        cache = DynamicCache(config=target.config)
+        hidden = target.decoder(input_ids=ids.to(target.projection.device), past_key_values=cache).last_hidden_state
+        layer = cache.layers[full_layer(target.config)]
+        kept = torch.stack([layer.keys, layer.values]).half().permute(1, 0, 3, 2, 4).flatten(3).cpu()
+        for row, own, keys_values in zip(batch, hidden.half().cpu(), kept, strict=True):
+            tokens, count = torch.tensor(row.tokens, dtype=torch.int32), len(row.tokens)
+            facts = row.message.number, row.message.prompt.kind, row.message.temperature, row.prompt
+            yield Lesson(*facts, tokens, own[:count].clone(), keys_values[:, :count].clone())
+
+
+def batches(rows: Sequence[Written]) -> Iterator[list[Written]]:
+    """Conversations, the shortest first, that fit into a forward of STATE_TOKENS tokens."""
+    batch: list[Written] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * len(row.tokens) > STATE_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def write_replies_on_device(writer: DeviceWriter, directory: Path, tokens: int) -> None:
+    """Write lessons to files in a directory until their replies have `tokens` tokens, those of a wave together."""
+    shards = Shards(directory)
+    for wave in itertools.count(len({number // WAVE for number in shards.numbers})):
+        if shards.tokens >= tokens:
             return
-        started = time.monotonic()
+        started, before = time.monotonic(), shards.tokens
         torch.manual_seed(wave)
-        written = writer.write([asked(number) for number in range(wave * WAVE, (wave + 1) * WAVE)], MOST)
-        with file.open("a") as output:
-            output.write(lines_of(written))
-        fresh = sum(len(each.reply) for each in written)
-        total += fresh
-        speed = fresh / (time.monotonic() - started)
-        print(f"{time.strftime('%H:%M:%S')} {file.name}: {total:,} tokens, {speed:.0f} per second", flush=True)
-
-
-def write_held_out_on_device(writer: DeviceWriter, messages: Sequence[Asked], out: Path) -> None:
-    """Write the replies to given messages."""
-    torch.manual_seed(0)
-    out.write_text(lines_of(writer.write(messages, HELD_OUT_TOKENS)))
+        for lesson in writer.lessons([asked(number) for number in range(wave * WAVE, (wave + 1) * WAVE)], MOST):
+            shards.add(lesson)
+        shards.finish()
+        speed = (shards.tokens - before) / (time.monotonic() - started)
+        line = f"{time.strftime('%H:%M:%S')} wave {wave}: {shards.tokens:,} tokens of replies, "
+        print(f"{line}{speed:.0f} per second", flush=True)

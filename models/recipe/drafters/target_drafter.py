@@ -22,13 +22,24 @@ from torch import Tensor, nn
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
 
-from drafters.lessons import Lesson, full_layer, head_dim
+from drafters.lessons import Lesson
 from drafters.states import FrozenTarget
 
 RIDGE = 1e-3  # relative to the inputs' variance, which is one
 QUIET = 0.3
 HOOKED = 12  # lessons from which the sizes of a layer's parts are taken
 SharedKV = dict[str, tuple[Tensor, Tensor]]
+
+
+def full_layer(config: Any) -> int:
+    """The last layer with full attention, whose cache a drafter reads."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return max(index for index, kind in enumerate(kinds) if kind == "full_attention")
+
+
+def head_dim(config: Any) -> int:
+    """The width of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def drafter_config(target: Any, *, width: int, layers: int, mlp: int) -> Gemma4AssistantConfig:
@@ -164,8 +175,9 @@ def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Seq
     table, factors = target.model.get_input_embeddings(), gain(target.decoder.norm, width)
     inputs, wanted = [], []
     for lesson in lessons:
-        hidden = lesson.hidden.to(target.projection.device).float()
-        embedded = table(lesson.tokens.to(hidden.device)).float()
+        said = slice(lesson.prompt - 1, len(lesson.tokens) - 1)
+        hidden = lesson.hidden[said].to(target.projection.device).float()
+        embedded = table(lesson.tokens[said].to(hidden.device)).float()
         inputs.append(torch.cat([embedded[1:], hidden[:-1]], dim=-1))
         wanted.append(hidden[1:] / factors)
     rows = torch.cat(inputs)

@@ -1,12 +1,15 @@
 """Prompts of seven kinds from templates, to which a target writes the replies that its drafter learns from.
 
-Words, sentences and templates were written for this recipe. Passages and functions are of the standard library (Python
-Software Foundation License). Prompt `number` is the same on every machine with the same Python.
+Words, sentences and templates were written for this recipe. Functions are of the standard library (Python Software
+Foundation License). Passages are of its manual and docstrings, or written by the target, which is asked for them first.
+Prompt `number` is the same on every machine with the same Python, but for these.
 """
 
 import ast
 import pydoc_data.topics
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 
@@ -14,7 +17,9 @@ from text.chats import dedent, fence, summary_of
 from text.corpus import parse, path_hash, read_library
 
 Kind = str
-PASSAGE = 300, 1400  # characters
+LENGTHS = 300, 1400  # characters of a passage
+PASSAGE = "<passage>"  # stands for the target's own passage in a prompt
+SENTENCES = 2  # of a passage that is translated
 FUNCTION_LINES = 4, 40
 
 
@@ -71,6 +76,10 @@ FOREIGN = {
         "puente nuevo.|Me gusta leer novelas antes de dormir."
     ),
 }
+TRANSLATION = split(
+    "Translate into {language}: {sentences}|Translate into {language}:\n\n{sentences}|Translate the following "
+    "sentences into {language}: {sentences}|How do you say this in {language}? {sentences}"
+)
 ENGLISH = split(
     "Good morning, how are you today?|The library closes at six in the evening.|I would like a cup of coffee and a "
     "piece of cake.|My brother lives in a small house near the river.|Could you tell me the way to the station?|We "
@@ -142,15 +151,38 @@ REVIEWS = split(
 )
 WORDS = split("cat|oak|table|rose|spoon|horse|fern|lamp|eagle|tulip|bicycle|frog|pine|chair|shark|daisy|window|goat")
 
+SOURCES = split(
+    "Write a paragraph about {topic}.|Write four sentences about {topic} and {other}.|Describe an ordinary day of "
+    "{name} in {place}.|Write a short message from {name} to {friend} about {topic}.|Write a short news item about "
+    "{topic} in {place}.|Explain {topic} to {person} in five sentences.|Tell a short story about {name} and {friend} "
+    "in {place}."
+)
+
 Writer = Callable[[Random], str]
 
 
-def prompt(number: int) -> tuple[Kind, str]:
-    """Kind and text of prompt `number`."""
+@dataclass(frozen=True)
+class Prompt:
+    """A user's message. source : what the target is asked first if `text` has PASSAGE, which the answer replaces"""
+
+    kind: Kind
+    text: str
+    source: str = ""
+
+    def completed(self, answer: str) -> str:
+        """The text with the target's answer to `source`: the beginning of it, or some sentences to translate."""
+        sentences = re.findall(r"[^.!?]+[.!?]*", answer)
+        part = "".join(sentences[:SENTENCES]) if self.kind == "translation" else answer
+        return self.text.replace(PASSAGE, part[: LENGTHS[1]].strip())
+
+
+def prompt(number: int) -> Prompt:
+    """Prompt `number`."""
     random = Random(f"prompt {number}")
     passages(), functions()
     kind = random.choice(sorted(WRITERS))
-    return kind, WRITERS[kind](random)
+    text = WRITERS[kind](random)
+    return Prompt(kind, text, filled(SOURCES)(random) if PASSAGE in text else "")
 
 
 def filled(templates: Sequence[str]) -> Writer:
@@ -179,7 +211,7 @@ def filled(templates: Sequence[str]) -> Writer:
             note=note,
             review=random.choice(REVIEWS),
             words=", ".join(random.sample(WORDS, 6)),
-            passage=random.choice(passages()),
+            passage=random.choice((PASSAGE, random.choice(passages()))),
         )
 
     return write
@@ -188,9 +220,10 @@ def filled(templates: Sequence[str]) -> Writer:
 def translation(random: Random) -> str:
     """A sentence or two to translate, from English or into it."""
     language = random.choice(sorted(FOREIGN))
-    if random.random() < 0.5:
+    if random.random() < 0.4:
         return f"Translate {language} to English: {' '.join(random.sample(FOREIGN[language], 2))}"
-    return f"Translate into {language}: {' '.join(random.sample(ENGLISH, 2))}"
+    sentences = random.choice((PASSAGE, PASSAGE, " ".join(random.sample(ENGLISH, 2))))
+    return random.choice(TRANSLATION).format(language=language, sentences=sentences)
 
 
 def code(random: Random) -> str:
@@ -219,7 +252,7 @@ def passages() -> tuple[str, ...]:
     for _, tree in library():
         documented = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
         texts += [ast.get_docstring(node) or "" for node in documented]
-    return tuple(text.strip() for text in texts if PASSAGE[0] <= len(text.strip()) <= PASSAGE[1] and "<|" not in text)
+    return tuple(text.strip() for text in texts if LENGTHS[0] <= len(text.strip()) <= LENGTHS[1] and "<|" not in text)
 
 
 @cache

@@ -79,6 +79,22 @@ def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
     return rows[: stop - start]
 
 
+def read_values(values: NDArray[Any], stop: int) -> NDArray[np.float32]:
+    """Read values from an fp16 cache as float32.
+
+    Args:
+        values: all units of a layer's values.
+        stop: rows to read.
+
+    Returns:
+        float32[stop, kv_heads, head_dim]
+    """
+    units = values[: -(-stop // UNIT)]
+    count, kv_heads, size = units.shape
+    lines = units.reshape(count, kv_heads, -1, UNIT, UNIT).transpose(0, 3, 1, 2, 4)
+    return lines.reshape(count * UNIT, kv_heads, size // UNIT)[:stop].astype(np.float32, order="C")
+
+
 @dataclass(frozen=True)
 class LookupSettings:
     """How lookup attention chooses the positions that a row attends to.
