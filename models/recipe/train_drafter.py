@@ -24,7 +24,7 @@ from drafters.drafter_card import write_card
 from drafters.lessons import Lesson, Lessons
 from drafters.replies import HELD_OUT_TOKENS, EngineWriter, held_out, write_held_out, write_replies
 from drafters.replies_on_device import DeviceWriter, write_replies_on_device
-from drafters.rounds import MEASURED_STEPS, ROUNDS, STEPS, Order, make_blocks, measure, places_of, rounds_of
+from drafters.rounds import MEASURED_STEPS, ROUNDS, Order, make_blocks, measure, places_of, rounds_of
 from drafters.states import FrozenTarget
 from drafters.target_drafter import (
     TargetDrafter,
@@ -57,17 +57,20 @@ class Pace:
     """Sizes that suit a device.
 
     update, forward : blocks of ROUNDS rounds of an update, and of these of a forward
+    steps : draft steps of a round. On two cores of an AMD EPYC 1,500 rounds/s have two and 1,000 have three
     sampled : tokens of the head that a forward's loss compares
     peak : of the learning rates; at 0.6 and 4 blocks, layers that started as the target's were lost
     """
 
     update: int
     forward: int
+    steps: int
     sampled: int
     peak: float
 
 
-PACES = {"cpu": Pace(4, 1, 3072, 0.15), "cuda": Pace(32, 32, 16_384, 0.3)}
+PACES = {"cpu": Pace(4, 1, 2, 3072, 0.15), "cuda": Pace(32, 32, 3, 16_384, 0.3)}
+SHOW_SECONDS, SHOW_SHARE = 60, 0.05  # time between two lines with figures, and most of it that they may take
 
 
 class DrafterRun(Run):
@@ -91,7 +94,7 @@ class DrafterRun(Run):
         self.place_of = places_of(head_tokens, len(target.projection))
         self.frequent = torch.from_numpy(np.load(work / f"{args.run}-frequent.npy")[:ALWAYS]).to(args.device)
         self.gradients = partial(frozen_gradients, cap=target.cap, distance=LOSSES[args.loss])
-        self.shown = time.monotonic() - 60
+        self.next_line = 0.0
         super().__init__(drafter, work / f"{args.run}.pt", spent_budget(work / f"{args.run}.pt", args.tokens))
 
     def accumulate(self) -> float:
@@ -108,16 +111,17 @@ class DrafterRun(Run):
         """Weighted mean over the steps of the rounds of some blocks."""
         rows = [[self.lessons[index] for index in self.order.block(number)] for number in numbers]
         random = [np.random.default_rng([1, number]) for number in numbers]
-        possible = [draws.permutation(rounds_of(row, STEPS)) for draws, row in zip(random, rows, strict=True)]
+        steps = range(1, self.pace.steps + 1)
+        possible = [draws.permutation(rounds_of(row, steps[-1])) for draws, row in zip(random, rows, strict=True)]
         rounds = torch.from_numpy(np.stack([np.sort(np.resize(places, ROUNDS)) for places in possible]))
         blocks = make_blocks(rows, self.target, rounds, PRODUCTS)
-        following = torch.stack([blocks.tokens_after(step + 1) for step in range(1, STEPS + 1)])
+        following = torch.stack([blocks.tokens_after(step + 1) for step in steps])
         chosen, bias = self.chosen(following, random[0])
         gradients = partial(self.gradients, bias=bias)
         head, mask = self.head[chosen], blocks.mask(PRODUCTS)
         table = self.target.model.get_input_embeddings()
         states, total, weights = blocks.hidden_after(0), torch.zeros((), device=self.args.device), 0.0
-        for step in range(1, STEPS + 1):
+        for step in steps:
             wanted_state = blocks.hidden_after(step).flatten(0, 1)
             with torch.no_grad():
                 wanted = self.likely(wanted_state, head, bias)
@@ -153,11 +157,12 @@ class DrafterRun(Run):
         return torch.cat([first, some]), torch.cat([torch.ones(len(first), device=device), stands_for]).log()
 
     def update(self) -> float:
-        """One step, and every minute a line with the tokens of a round on held-out replies."""
+        """One step, and from time to time a line with the tokens of a round on held-out replies."""
         loss = super().update()
-        if workers.rank() == 0 and time.monotonic() - self.shown >= 60:
+        if workers.rank() == 0 and (started := time.monotonic()) >= self.next_line:
             self.show(loss)
-            self.shown = time.monotonic()
+            ended = time.monotonic()
+            self.next_line = ended + max(SHOW_SECONDS, (ended - started) / SHOW_SHARE)
         return loss
 
     def show(self, loss: float) -> None:
@@ -308,7 +313,7 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
             "own": float(np.mean([fact[1] == "own" for fact in facts])),
             "held_out": len(run.held_out),
             "rounds": run.budget.spent_tokens,
-            "steps": STEPS,
+            "steps": run.pace.steps,
             "drafts": MEASURED_STEPS,
             "core_minutes": run.budget.core_seconds / 60,
             "hardware": hardware(args.device),

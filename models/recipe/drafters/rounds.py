@@ -17,7 +17,6 @@ from drafters.target_drafter import TargetDrafter
 
 LENGTH = 1024  # positions of a block: whole conversations
 ROUNDS = 512  # of a block that enter the loss
-STEPS = 3  # draft steps unrolled in training
 MEASURED_STEPS = 4  # drafts of a round when it is measured
 
 
