@@ -167,9 +167,8 @@ class Controller:
             return NO_ROOM
         if self._since_plain >= self._refresh(other_rows):
             return MEASURING
-        rows = self.costs.forwards(limit + 1, other_rows)
         speed = self.speed()
-        offers = self._offers(drafters, rows, speed)
+        offers = self._offers(drafters, limit, other_rows, speed)
         if not offers:
             return NO_MATCH
         worth, drafter, forecast = max(offers, key=lambda offer: offer[0])
@@ -177,7 +176,7 @@ class Controller:
             untimed = [
                 drafter
                 for _, drafter, forecast in offers
-                if not self.costs.knows(forecast.source) and self._worth(forecast, rows, speed / LIMIT) > 0.0
+                if not self.costs.knows(forecast.source) and self._worth(forecast, other_rows, speed / LIMIT) > 0.0
             ]
             if not untimed:
                 return UNPROFITABLE
@@ -185,8 +184,8 @@ class Controller:
             self._chosen = untimed[0].name
             return RoundPlan(untimed[0], 1, rounds=[MEASURING_ROUNDS])
         self._chosen = drafter.name
-        count = len(forecast.survival)
-        rows, steps = rows[: 1 + count], self.costs.drafts(forecast.source, count)
+        count, source = len(forecast.survival), forecast.source
+        rows, steps = self.costs.forwards(1 + count, other_rows, source), self.costs.drafts(source, count)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
         risks = [row - rows[0] + draft for row, draft in zip(rows[1:], forecast.by_nodes(steps), strict=False)]
         nodes = sum(risk <= credit for risk in risks)
@@ -226,20 +225,21 @@ class Controller:
         return max(self._tokens / self._rounds, 1.0) if self._rounds else 1.0
 
     def _offers(
-        self, drafters: Sequence[Drafter], rows: Sequence[float], speed: float
+        self, drafters: Sequence[Drafter], limit: int, other_rows: int, speed: float
     ) -> list[tuple[float, Drafter, Forecast]]:
         """The worth and the forecast of each drafter that has tokens to propose: see `plan`."""
-        forecasts = ((drafter, drafter.forecast(len(rows) - 1)) for drafter in drafters)
+        forecasts = ((drafter, drafter.forecast(limit)) for drafter in drafters)
         return [
-            (self._worth(forecast, rows, speed), drafter, forecast)
+            (self._worth(forecast, other_rows, speed), drafter, forecast)
             for drafter, forecast in forecasts
             if len(forecast.survival)
         ]
 
-    def _worth(self, forecast: Forecast, rows: Sequence[float], speed: float) -> float:
+    def _worth(self, forecast: Forecast, other_rows: int, speed: float) -> float:
         """The worth of the best draft of at least one token, in tokens: see `plan`."""
         # Called in every round, for a few numbers: arrays would take several times as long.
         tokens: list[float] = list(accumulate(forecast.survival.tolist()))
+        rows = self.costs.forwards(1 + len(tokens), other_rows, forecast.source)
         drafts = forecast.by_nodes(self.costs.drafts(forecast.source, len(tokens)))
         price = speed / rows[0]
         worths = (
@@ -270,7 +270,7 @@ class FixedLength(Controller):
         nodes, self._chooses = min(self.most, limit), len(drafters) > 1
         if not self._chooses or nodes < 1:
             return RoundPlan(drafters[0], nodes) if nodes > 0 else NO_ROOM
-        offers = self._offers(drafters, self.costs.forwards(nodes + 1, other_rows), 1.0)
+        offers = self._offers(drafters, nodes, other_rows, 1.0)
         chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
         return RoundPlan(chosen, nodes)
 

@@ -3,8 +3,10 @@
 `Costs` learns them from the rounds of all generations of a model, and the controller reads them. A forward of n rows
 takes `scale * forwards[n]`: how much dearer n rows are than one depends on machine and bundle, and is learnt from
 forwards that followed each other (`Curve`); how long one row takes depends on other programs, heat and context, and is
-taken from the last rounds. So a slow moment makes no number of rows look dearer than another. For models with experts,
-`ExpertReads` separates the cost of rows from the cost of the experts that they happen to choose.
+taken from the last rounds. So a slow moment makes no number of rows look dearer than another. There are two such
+curves: a forward that one call of the engine runs among others (`MultiStep`) costs less than one with a call of its
+own, which bears all the Python of a round. For models with experts, `ExpertReads` separates the cost of rows from the
+cost of the experts that they happen to choose.
 
 `measure` times an engine once, when a bundle is prepared, and `CostsFile` keeps costs on disk, so that the first
 generation of a process plans as well as the last one of another.
@@ -73,12 +75,14 @@ class KnownCosts(NamedTuple):
     row_s : seconds of a forward of one row
     forwards : by rows, the cost of a forward relative to one of one row
     drafts : by drafter, the cost of a draft by depth, relative to a forward of one row
+    shared : as `forwards`, for those of which one call of the engine runs several
     """
 
     measured_at: float
     row_s: float
     forwards: dict[int, float]
     drafts: dict[str, dict[int, float]]
+    shared: dict[int, float]
 
 
 class Costs:
@@ -87,7 +91,8 @@ class Costs:
     several threads.
 
     The unit of all curves is a forward of one row. Where two forwards in succession have different numbers of rows, the
-    larger number is measured by the ratio of their times: only these ran at nearly the same moment.
+    larger number is measured by the ratio of their times: only these ran at nearly the same moment. Of two with equal
+    numbers the one that had a call of its own is measured by the other.
 
     For a model with experts, forwards are stored as if all rows chose the same experts, and reported with the number of
     experts that rows like the recent ones choose. So text whose rows choose different experts makes all row counts
@@ -100,10 +105,13 @@ class Costs:
         self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
-        self._forwards = Curve(1.0, PRIOR_ROW, weight=1)
+        self._forwards = {shared: Curve(1.0, PRIOR_ROW, weight=1) for shared in (False, True)}
+        """By whether one call of the engine runs several."""
+        self._sharing: set[str] = set()
+        """Drafters of which one call of the engine has run several rounds."""
         self._drafts: dict[str, Curve] = {}
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
-        """Rows and seconds of the last forwards."""
+        self._recent: deque[tuple[int, bool, float]] = deque(maxlen=RECENT)
+        """Rows of the last forwards, whether they were alone in their calls, and seconds."""
         self._runs = Counter[int]()
         """By rows, the number of forwards."""
         self._row_s = 1.0
@@ -124,6 +132,7 @@ class Costs:
         if forward is None or forward.rows != forward.wanted or forward.seconds <= 0:
             return
         with self._lock:
+            alone = not this.shares_call
             self._continues |= this.forwards > 1
             if self._continues and forward.rows == this.forwards == 1:
                 return
@@ -135,13 +144,15 @@ class Costs:
                 self._experts.observe(rows, forward.experts)
             self._runs[rows] += 1
             if self._round % SWEEP == 0:
-                for curve in (self._forwards, *self._drafts.values()):
+                for curve in (*self._forwards.values(), *self._drafts.values()):
                     curve.drop_before(self._round - STALE)
-            self._compare(rows, seconds)
-            self._recent.append((rows, seconds))
+            self._compare(rows, alone, seconds)
+            self._recent.append((rows, alone, seconds))
             self._row_s = self._row_seconds()
             if this.depth:
-                row_s = seconds / self._forwards.costs(rows)[rows - 1]
+                if not alone:
+                    self._sharing.add(this.source)
+                row_s = seconds / self._cost(rows, alone)
                 self._curve_of(this.source).observe(this.depth, max(this.draft_seconds, 0.0) / row_s, self._round)
 
     def recall(self, known: KnownCosts) -> None:
@@ -149,8 +160,9 @@ class Costs:
         with self._lock:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
-            forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
-            self._forwards.recall(forwards, self._round)
+            for shared, found in ((False, known.forwards), (True, known.shared)):
+                limited = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in found.items()}
+                self._forwards[shared].recall(limited, self._round)
             self._runs[1] = 1  # so it soon runs again
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
@@ -160,11 +172,11 @@ class Costs:
     def known(self) -> KnownCosts | None:
         """The costs that another process should start from; None before any were measured several times."""
         with self._lock:
-            forwards = self._forwards.measured()
-            if self._measured_at is None or not forwards:
+            forwards, shared = (self._forwards[key].measured() for key in (False, True))
+            if self._measured_at is None or not (forwards or shared):
                 return None
             drafts = {source: each for source, curve in self._drafts.items() if (each := curve.measured())}
-            return KnownCosts(self._measured_at, self._row_s, {1: 1.0} | forwards, drafts)
+            return KnownCosts(self._measured_at, self._row_s, {1: 1.0} | forwards, drafts, shared)
 
     @property
     def age_s(self) -> float | None:
@@ -179,9 +191,9 @@ class Costs:
         """Number of forwards of this many rows that were observed."""
         return self._runs[rows]
 
-    def measurements(self, rows: int) -> int:
+    def measurements(self, rows: int, *, shared: bool = False) -> int:
         """How many measurements the cost of a forward of this many rows is worth."""
-        return self._forwards.weight(rows)
+        return self._forwards[shared].weight(rows)
 
     def charge(self, this: Round) -> float:
         """The cost of an observed round's forwards and draft, relative to a forward of one row.
@@ -192,20 +204,25 @@ class Costs:
         forward = this.forward
         assert forward is not None
         with self._lock:
-            forwards = self.forwards(this.rows, forward.rows - this.rows)
+            forwards = self._seconds(this.rows, forward.rows - this.rows, this.shares_call)
             plain, rows = forwards[0], forwards[-1]
-            if self.measurements(forward.rows) <= KNOWN_WEIGHT:
+            if self.measurements(forward.rows, shared=this.shares_call) <= KNOWN_WEIGHT:
                 rows = min(forward.seconds, LIMIT * rows)
             draft = self.drafts(this.source, this.depth)[-1] if this.depth else 0.0
             return (this.forwards * rows + draft) / plain
 
-    def forwards(self, most: int, other_rows: int = 0) -> list[float]:
-        """Seconds of a forward of 1, 2, ..., `most` rows plus the rows of other sequences; never falling."""
+    def forwards(self, most: int, other_rows: int = 0, source: str = "") -> list[float]:
+        """Seconds of a forward of 1, 2, ..., `most` rows plus the rows of other sequences, which verifies a draft by
+        `source`; never falling.
+        """
         with self._lock:
-            costs = self._forwards.costs(most + other_rows)
-            if self._experts is not None:
-                costs = self._experts.expected(costs)
-            return [self._row_s * cost for cost in costs[other_rows : most + other_rows]]
+            return self._seconds(most, other_rows, not other_rows and source in self._sharing)
+
+    def _seconds(self, most: int, other_rows: int, shared: bool) -> list[float]:
+        costs = self._forwards[shared].costs(most + other_rows)
+        if self._experts is not None:
+            costs = self._experts.expected(costs)
+        return [self._row_s * cost for cost in costs[other_rows : most + other_rows]]
 
     def drafts(self, source: str, most: int) -> list[float]:
         """Seconds of a draft by `source` whose longest path has 1, 2, ..., `most` tokens; never falling."""
@@ -223,21 +240,27 @@ class Costs:
             curve = self._drafts[source] = Curve(PRIOR_DRAFT, PRIOR_DRAFT)
         return curve
 
-    def _compare(self, rows: int, seconds: float) -> None:
-        """Learn from a forward and the one before it what the larger of their numbers of rows costs."""
+    def _compare(self, rows: int, alone: bool, seconds: float) -> None:
+        """Learn from a forward and the one before it what the larger of their numbers of rows costs; of equal ones,
+        what the one costs that was alone.
+        """
         if rows == 1:
-            self._forwards.observe(1, 1.0, self._round)
-        if not self._recent or self._recent[-1][0] == rows:
+            for curve in self._forwards.values():
+                curve.observe(1, 1.0, self._round)
+        if not self._recent or self._recent[-1][:2] == (rows, alone):
             return
-        (fewer, fewer_s), (more, more_s) = sorted([self._recent[-1], (rows, seconds)])
-        self._forwards.observe(more, self._forwards.costs(fewer)[fewer - 1] * more_s / fewer_s, self._round)
+        (few, few_alone, few_s), (many, many_alone, many_s) = sorted([self._recent[-1], (rows, alone, seconds)])
+        self._forwards[not many_alone].observe(many, self._cost(few, few_alone) * many_s / few_s, self._round)
+
+    def _cost(self, rows: int, alone: bool) -> float:
+        """The cost of a forward, relative to one of one row."""
+        return self._forwards[not alone].costs(rows)[rows - 1]
 
     def _row_seconds(self) -> float:
         """Seconds of a forward of one row, by the median of the recent ones; the lower one of two, as disturbances add
         time.
         """
-        costs = self._forwards.costs(max(rows for rows, _ in self._recent))
-        return median_low([seconds / costs[rows - 1] for rows, seconds in self._recent])
+        return median_low([seconds / self._cost(rows, alone) for rows, alone, seconds in self._recent])
 
 
 @dataclass
@@ -388,7 +411,7 @@ def measure(engine: Engine) -> KnownCosts:
         source: {count: median(column) / row_s for count, column in enumerate(zip(*turns, strict=True), 1)}
         for source, turns in drafts.items()
     }
-    return KnownCosts(time(), row_s, costs, by_tokens)
+    return KnownCosts(time(), row_s, costs, by_tokens, {})
 
 
 def _seconds(work: Callable[..., object], *arguments: object) -> float:
@@ -454,7 +477,7 @@ class ExpertReads:
 # Costs on disk.
 
 
-FILE_VERSION = 3
+FILE_VERSION = 4
 MAX_FILE_BYTES = 1 << 16
 MAX_COUNT = 1024
 MAX_SECONDS = 3600.0
@@ -507,6 +530,7 @@ class CostsFile:
             "row_s": known.row_s,
             "forwards": known.forwards,
             "drafts": known.drafts,
+            "shared": known.shared,
         }
         try:
             make_cache_directory(self.path.parent)
@@ -518,10 +542,10 @@ class CostsFile:
     def _parse(self, entry: Mapping[str, Any]) -> KnownCosts | None:
         if entry["version"] != FILE_VERSION or entry["key"] != self._key:
             return None
-        forwards = _by_count(entry["forwards"])
+        forwards, shared = _by_count(entry["forwards"]), _by_count(entry["shared"]) if entry["shared"] != {} else {}
         drafts = {str(source): _by_count(counts) for source, counts in entry["drafts"].items()}
         measured_at, row_s = float(entry["measured_at"]), _time(entry["row_s"])
-        return KnownCosts(measured_at, row_s, forwards, drafts) if math.isfinite(measured_at) else None
+        return KnownCosts(measured_at, row_s, forwards, drafts, shared) if math.isfinite(measured_at) else None
 
 
 def _by_count(entry: Mapping[str, Any]) -> dict[int, float]:

@@ -489,6 +489,7 @@ def _rounds(
                 control_seconds=seconds["control"] / count,
                 target_seconds=outputs.seconds - drafting,
                 forward=ForwardCost(1 + drafted, 1 + drafted, own, outputs.experts),
+                together=count,
                 threads=outputs.threads,
             )
         )

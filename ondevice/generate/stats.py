@@ -89,6 +89,7 @@ class Round:
     target_seconds : part of `seconds` that the target's forwards took, over all sequences of its batch
     idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
+    together : rounds with a draft that one call of the engine ran, this one included
     threads : threads that computed its forward
     logprobs : log probabilities of the emitted tokens, where they were asked for
     prompt_logprobs : those of the prompt's tokens after the first one, in the round of the prefill, where they were
@@ -110,10 +111,16 @@ class Round:
     target_seconds: float = 0.0
     idle: IdleReason | None = None
     forward: ForwardCost | None = None
+    together: int = 1
     threads: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: EndReason | None = None
+
+    @property
+    def shares_call(self) -> bool:
+        """Whether one call of the engine ran several forwards, of this round or of others too."""
+        return self.forwards > 1 or self.together > 1
 
     @property
     def origins(self) -> tuple[Origin, ...]:

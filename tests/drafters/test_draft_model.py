@@ -149,7 +149,7 @@ def greedy(text: Sequence[int], count: int) -> list[int]:
 
 def known_costs() -> Costs:
     costs = Costs()
-    costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), {"small": {1: 0.1, 8: 0.8}}))
+    costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), {"small": {1: 0.1, 8: 0.8}}, {}))
     return costs
 
 

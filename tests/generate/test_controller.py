@@ -41,7 +41,7 @@ def known(forwards: list[float], draft: float = 0.0) -> Costs:
     """These times of forwards of 1, 2, ... rows, and of a drafted token, as if this process had measured them."""
     costs = Costs()
     rows = dict(enumerate((forward / forwards[0] for forward in forwards), 1))
-    costs.recall(KnownCosts(0.0, forwards[0], rows, {"dice": {1: draft, 16: 16 * draft}} if draft else {}))
+    costs.recall(KnownCosts(0.0, forwards[0], rows, {"dice": {1: draft, 16: 16 * draft}} if draft else {}, {}))
     costs._curve_of("dice").timed = TIMINGS
     return costs
 
@@ -187,7 +187,7 @@ def test_the_drafter_whose_draft_is_worth_most_drafts(
     """Rows are free, and a token of `mtp` takes a tenth of a forward."""
     costs = Costs()
     drafts = {"mtp": {1: 0.1, 8: 0.8}, "ngram": {1: 1e-6, 8: 1e-6}}
-    costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), drafts))
+    costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), drafts, {}))
     for source in drafts:
         costs._curve_of(source).timed = TIMINGS
     plan = kind(costs, 4).plan([Scripted("mtp", *primary), Scripted("ngram", *secondary)], 4)
@@ -437,7 +437,7 @@ def test_costs_that_another_process_measured_too_low_are_soon_corrected() -> Non
     def first_rounds(seed: int) -> float:
         costs = Costs()
         forwards = {1: 1.0} | {rows: 0.75 * world.forward(rows) for rows in (2, 3, 4, 5, 6, 8)}
-        costs.recall(KnownCosts(1.0, 1.0, forwards, {"dice": {1: 0.25, 2: 0.5, 3: 0.75}}))
+        costs.recall(KnownCosts(1.0, 1.0, forwards, {"dice": {1: 0.25, 2: 0.5, 3: 0.75}}, {}))
         return speed(simulate(Controller(costs), DiceDrafter(), world, 100, seed=seed), world)
 
     assert np.mean([first_rounds(seed) for seed in range(40)]) > 0.95
@@ -448,16 +448,27 @@ def test_costs_that_another_process_measured_too_high_are_soon_corrected(seed: i
     """As from a moment when other programs ran: at these costs no draft pays, and so none would ever be timed."""
     world = World.linear(0.08, 0.45, 0.13)
     costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=SURE))
-    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.2, 3: 1.4}, {"dice": {1: 0.27, 2: 0.54}}))
+    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.2, 3: 1.4}, {"dice": {1: 0.27, 2: 0.54}}, {}))
     rounds = simulate(Controller(costs), drafter, world, 300, seed=seed)
     assert np.mean([this.drafted > 0 for this in rounds[30:]]) > 0.8
 
 
 def test_what_another_process_measured_as_hopeless_is_not_measured_again() -> None:
     costs, drafter = Costs(), DiceDrafter(acceptance=PositionAcceptance(0.45, sure=SURE))
-    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.8, 3: 2.6}, {"dice": {1: 0.27, 2: 0.54}}))
+    costs.recall(KnownCosts(1.0, 1.0, {1: 1.0, 2: 1.8, 3: 2.6}, {"dice": {1: 0.27, 2: 0.54}}, {}))
     rounds = simulate(Controller(costs), drafter, World.linear(0.8, 0.45, 0.27), 200)
     assert not any(this.drafted for this in rounds)
+
+
+def test_a_draft_with_a_call_of_its_own_must_bring_what_that_call_costs() -> None:
+    costs, plain = Costs(), replace(decoded(1, 1.0), forwards=4)
+    several = replace(decoded(2, 1.1, source="mtp"), together=8)
+    for _ in range(12):
+        for this in (plain, several, decoded(2, 1.4, source="ngram")):
+            costs.observe(this)
+    by_engine, by_search = Scripted("mtp", 0.3), Scripted("ngram", 0.35)
+    assert Controller(costs).plan([by_search], 8).drafter is None
+    assert Controller(costs).plan([by_search, by_engine], 8).drafter is by_engine
 
 
 def test_auto_survives_a_slow_first_measurement() -> None:

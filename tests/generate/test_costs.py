@@ -36,7 +36,7 @@ def relative(costs: Costs, most: int) -> list[float]:
 
 def test_a_draft_costs_what_was_assumed_until_it_was_measured() -> None:
     costs = Costs()
-    costs.recall(KnownCosts(0.0, 2.0, {1: 1.0}, {"known": {1: 0.1}}))
+    costs.recall(KnownCosts(0.0, 2.0, {1: 1.0}, {"known": {1: 0.1}}, {}))
     assert costs.drafts("mtp", 2) == pytest.approx([0.05 * 2.0, 0.1 * 2.0])
     costs.assume("large", 0.5)
     costs.assume("known", 0.5)
@@ -115,7 +115,7 @@ def test_a_row_count_not_run_for_long_is_forgotten() -> None:
 
 def test_one_row_count_alone_says_nothing_of_the_curve() -> None:
     costs = Costs()
-    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.02, 8: 1.4}, {}))
+    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.02, 8: 1.4}, {}, {}))
     before = relative(costs, 8)
     teach(costs, 5, *[7.0] * 100)
     np.testing.assert_allclose(relative(costs, 8), before)
@@ -125,7 +125,7 @@ def test_one_row_count_alone_says_nothing_of_the_curve() -> None:
 def test_a_single_row_that_turns_out_cheap_makes_all_others_dear() -> None:
     """From rows that seem free: those of a drafter that always drafts four, until a plain round is measured."""
     costs = Costs()
-    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.0, 8: 1.1}, {}))
+    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.0, 8: 1.1}, {}, {}))
     for _ in range(30):
         teach(costs, 5, 2.0, 2.0, 2.0)
         teach(costs, 1, 1.0)
@@ -146,6 +146,29 @@ def test_where_forwards_follow_each_other_one_alone_tells_nothing_of_plain_decod
     assert costs.runs(1) == runs
     teach(costs, 3, 1.2)
     assert costs.measurements(3) > 0
+
+
+def test_a_forward_with_a_call_of_its_own_costs_more_than_one_of_several_in_a_call() -> None:
+    """As n-gram drafts beside those that the engine makes by itself: two rows of SmolLM2 take 1.3 and 1.1 there."""
+    costs, plain = Costs(), replace(decoded(1, 1.0), forwards=4)
+    several = replace(decoded(2, 1.25, draft_seconds=0.15, source="mtp"), together=8)
+    for _ in range(12):
+        for this in (plain, several, decoded(2, 1.3, source="ngram"), decoded(3, 1.6, source="ngram"), several):
+            costs.observe(this)
+    assert costs.forwards(2, source="mtp") == pytest.approx([1.0, 1.1])
+    assert costs.forwards(3, source="ngram") == pytest.approx([1.0, 1.3, 1.6])
+    assert costs.charge(several) == pytest.approx(1.25)
+    assert costs.charge(decoded(2, 1.3, source="ngram")) == pytest.approx(1.3, abs=0.01)
+    # beside another sequence a drafter has no call of several rounds
+    assert costs.forwards(1, other_rows=1, source="mtp") == pytest.approx([1.3])
+
+    known = costs.known()
+    assert known is not None
+    other = Costs()
+    other.recall(known)
+    other.observe(several)
+    assert other.forwards(2, source="mtp") == pytest.approx([1.0, 1.1])
+    assert other.forwards(3, source="ngram") == pytest.approx([1.0, 1.3, 1.6])
 
 
 def test_one_slow_round_changes_little() -> None:

@@ -15,7 +15,7 @@ from tests.generate.rounds import decoded
 from tests.generate.simulation import DiceDrafter, World, simulate, speed
 
 KEY = ["0.1.0", "a processor", "weights", "simd", "fp16", "2"]
-KNOWN = KnownCosts(1e9, 1.0, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}})
+KNOWN = KnownCosts(1e9, 1.0, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}}, {2: 1.02})
 CHEAP_ROWS = World.linear(0.02, 0.9, draft=0.02)
 
 
@@ -76,6 +76,9 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
         {"forwards": {"one": 1.0}},
         {"forwards": {"999999": 1.0}},
         {"forwards": [1.0]},
+        {"shared": {"1": -1.0}},
+        {"shared": []},
+        {"shared": None},
         {"drafts": {"mtp": {"1": -1.0}}},
         {"drafts": {"mtp": {}}},
         {"drafts": {"mtp": 1.0}},
@@ -168,7 +171,7 @@ def test_a_second_process_drafts_the_right_length_from_its_first_rounds(file):
 def test_a_forged_file_does_little_harm(forwards, row_s, chance):
     """A dozen own measurements overrule it."""
     world = World.linear(0.2, chance)
-    forged = KnownCosts(0.0, row_s, forwards, {"dice": {1: 1e-9}})
+    forged = KnownCosts(0.0, row_s, forwards, {"dice": {1: 1e-9}}, forwards)
     speeds = [speed(simulate(Controller(recalled(forged)), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
     cold = [speed(simulate(Controller(Costs()), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
     assert sum(speeds) > 0.7 * sum(cold)

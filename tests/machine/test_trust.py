@@ -250,7 +250,7 @@ def cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory / "cache"
 
 
-COSTS = KnownCosts(1.0, 0.5, {1: 1.0, 2: 1.1}, {"mtp": {1: 0.1}})
+COSTS = KnownCosts(1.0, 0.5, {1: 1.0, 2: 1.1}, {"mtp": {1: 0.1}}, {})
 
 
 def test_costs_of_others_are_not_read(cache: Path) -> None:
