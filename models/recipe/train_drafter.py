@@ -207,7 +207,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--mlp", type=int, help="units of the feed-forward blocks (default: the target's)")
     parser.add_argument("--start", type=Path, help="a drafter to begin with (default: the target's last layers)")
-    parser.add_argument("--loss", choices=list(LOSSES), default="both")
+    parser.add_argument("--loss", choices=list(LOSSES), default="lk")
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="JSON lines of prompts to measure on")
     parser.add_argument("--licence", help="of the target and so of the drafter, for the card")
     parser.add_argument(
