@@ -45,6 +45,9 @@ from ondevice_export import export as export_bundle
 
 MODELS = Path(__file__).resolve().parent.parent
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
+TRAINED_ON = 0.2
+"""Factor on the learning rates of a drafter that is trained already. In 150,000 rounds on a CPU SmolLM2's lost 0.07
+tokens a round at the full rate, on greedy replies to given prompts, and none at 0.13 of it."""
 STATE_SHARE = 0.2  # weight of the distance to the target's next state
 ALWAYS = 1024  # most frequent tokens, which every forward's loss compares
 SAMPLE = 400  # conversations from which the drafter is initialised
@@ -85,7 +88,8 @@ class DrafterRun(Run):
         head_tokens: Tensor,
     ) -> None:
         work, self.pace = args.work, PACES[args.device.type]
-        self.step_tokens, self.peak = self.pace.update * ROUNDS, self.pace.peak
+        self.step_tokens = self.pace.update * ROUNDS
+        self.peak = self.pace.peak * (1.0 if args.start is None else TRAINED_ON)
         self.args, self.target, self.lessons = args, target, lessons
         self.trained, self.held_out = lessons.split()
         self.order = Order(lessons.lengths, self.trained)
