@@ -106,8 +106,8 @@ class Costs:
         self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
-        self._forwards = {shared: Curve(1.0, PRIOR_ROW, weight=1) for shared in (False, True)}
-        """By whether one call of the engine runs several."""
+        self._forwards = {alone: Curve(1.0, PRIOR_ROW, weight=1) for alone in (True, False)}
+        """By whether a forward has a call of the engine of its own."""
         self._sharing: set[str] = set()
         """Drafters of which one call of the engine has run several rounds."""
         self._drafts: dict[str, Curve] = {}
@@ -133,7 +133,7 @@ class Costs:
         if forward is None or forward.rows != forward.wanted or forward.seconds <= 0:
             return
         with self._lock:
-            alone = not this.shares_call
+            alone = this.is_alone
             self._continues |= this.forwards > 1
             if self._continues and forward.rows == this.forwards == 1:
                 return
@@ -161,9 +161,9 @@ class Costs:
         with self._lock:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
-            for shared, found in ((False, known.forwards), (True, known.shared)):
+            for alone, found in ((True, known.forwards), (False, known.shared)):
                 limited = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in found.items()}
-                self._forwards[shared].recall(limited, self._round)
+                self._forwards[alone].recall(limited, self._round)
             self._runs[1] = 1  # so it soon runs again
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
@@ -173,7 +173,7 @@ class Costs:
     def known(self) -> KnownCosts | None:
         """The costs that another process should start from; None before any were measured several times."""
         with self._lock:
-            forwards, shared = (self._forwards[key].measured() for key in (False, True))
+            forwards, shared = (self._forwards[key].measured() for key in (True, False))
             if self._measured_at is None or not (forwards or shared):
                 return None
             drafts = {source: each for source, curve in self._drafts.items() if (each := curve.measured())}
@@ -192,9 +192,9 @@ class Costs:
         """Number of forwards of this many rows that were observed."""
         return self._runs[rows]
 
-    def measurements(self, rows: int, *, shared: bool = False) -> int:
+    def measurements(self, rows: int, *, alone: bool = True) -> int:
         """How many measurements the cost of a forward of this many rows is worth."""
-        return self._forwards[shared].weight(rows)
+        return self._forwards[alone].weight(rows)
 
     def charge(self, this: Round) -> float:
         """The cost of an observed round's forwards and draft, relative to a forward of one row.
@@ -205,9 +205,9 @@ class Costs:
         forward = this.forward
         assert forward is not None
         with self._lock:
-            forwards = self._seconds(this.rows, forward.rows - this.rows, this.shares_call)
+            forwards = self._seconds(this.rows, forward.rows - this.rows, this.is_alone)
             plain, rows = forwards[0], forwards[-1]
-            if self.measurements(forward.rows, shared=this.shares_call) <= KNOWN_WEIGHT:
+            if self.measurements(forward.rows, alone=this.is_alone) <= KNOWN_WEIGHT:
                 rows = min(forward.seconds, LIMIT * rows)
             draft = self.drafts(this.source, this.depth)[-1] if this.depth else 0.0
             return (this.forwards * rows + draft) / plain
@@ -217,10 +217,10 @@ class Costs:
         `source`; never falling.
         """
         with self._lock:
-            return self._seconds(most, other_rows, not other_rows and source in self._sharing)
+            return self._seconds(most, other_rows, other_rows > 0 or source not in self._sharing)
 
-    def _seconds(self, most: int, other_rows: int, shared: bool) -> list[float]:
-        costs = self._forwards[shared].costs(most + other_rows)
+    def _seconds(self, most: int, other_rows: int, alone: bool) -> list[float]:
+        costs = self._forwards[alone].costs(most + other_rows)
         if self._experts is not None:
             costs = self._experts.expected(costs)
         return [self._row_s * cost for cost in costs[other_rows : most + other_rows]]
@@ -251,11 +251,11 @@ class Costs:
         if not self._recent or self._recent[-1][:2] == (rows, alone):
             return
         (few, few_alone, few_s), (many, many_alone, many_s) = sorted([self._recent[-1], (rows, alone, seconds)])
-        self._forwards[not many_alone].observe(many, self._cost(few, few_alone) * many_s / few_s, self._round)
+        self._forwards[many_alone].observe(many, self._cost(few, few_alone) * many_s / few_s, self._round)
 
     def _cost(self, rows: int, alone: bool) -> float:
         """The cost of a forward, relative to one of one row."""
-        return self._forwards[not alone].costs(rows)[rows - 1]
+        return self._forwards[alone].costs(rows)[rows - 1]
 
     def _row_seconds(self) -> float:
         """Seconds of a forward of one row, by the median of the recent ones; the lower one of two, as disturbances add
@@ -543,7 +543,8 @@ class CostsFile:
     def _parse(self, entry: Mapping[str, Any]) -> KnownCosts | None:
         if entry["version"] != FILE_VERSION or entry["key"] != self._key:
             return None
-        forwards, shared = _by_count(entry["forwards"]), _by_count(entry["shared"]) if entry["shared"] != {} else {}
+        forwards = _by_count(entry["forwards"])
+        shared = {} if entry["shared"] == {} else _by_count(entry["shared"])
         drafts = {str(source): _by_count(counts) for source, counts in entry["drafts"].items()}
         measured_at, row_s = float(entry["measured_at"]), _time(entry["row_s"])
         return KnownCosts(measured_at, row_s, forwards, drafts, shared) if math.isfinite(measured_at) else None

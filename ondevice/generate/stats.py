@@ -118,9 +118,9 @@ class Round:
     finish_reason: EndReason | None = None
 
     @property
-    def shares_call(self) -> bool:
-        """Whether one call of the engine ran several forwards, of this round or of others too."""
-        return self.forwards > 1 or self.together > 1
+    def is_alone(self) -> bool:
+        """Whether its forward had a call of the engine of its own."""
+        return self.forwards == self.together == 1
 
     @property
     def origins(self) -> tuple[Origin, ...]:

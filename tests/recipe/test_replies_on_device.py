@@ -12,7 +12,7 @@ from drafters.lessons import Lessons
 from drafters.replies import MARK, OWN, Asked, ChatIds
 from drafters.replies_on_device import DeviceWriter, write_replies_on_device
 from drafters.states import FrozenTarget
-from text.prompts import Prompt
+from text.prompts import PASSAGE, Prompt
 
 from tests.fixtures.tiny_families import save_family
 from tests.fixtures.tiny_models import VOCAB
@@ -70,6 +70,16 @@ def test_what_stands_before_a_message_has_nothing_of_it_where_the_mark_is_severa
     assert chat([]).opening == [ord("<")]
 
 
+@pytest.mark.parametrize(("prompt", "unended"), [(OWN, None), (Prompt("summary", f"Short: {PASSAGE}"), "Short: Hi")])
+def test_what_the_target_wrote_completes_a_message_and_a_message_of_its_own_must_have_an_end(
+    prompt: Prompt, unended: str | None
+) -> None:
+    made = [[72, 105, 32, END], [72, 105], [END]]
+    found = [chat([END]).completed(Asked(1, 1.0, prompt), answer) for answer in made]
+    texts = [None if each is None else each.prompt.text for each in found]
+    assert texts == [prompt.text.replace(PASSAGE, "Hi"), unended, None]
+
+
 def test_waves_are_appended_and_a_second_call_goes_on_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,3 +99,13 @@ def test_waves_are_appended_and_a_second_call_goes_on_behind_them(
     assert [fact[1] for fact in known.facts].count("own") == 2
     assert bytes(known[0].tokens[: known[0].prompt].tolist()) == b"<say 1>"
     assert known.lengths == [prompt + 6 for *_, prompt in known.facts]
+
+
+def test_a_reply_ends_with_the_token_that_ends_it(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, "smollm2", [])
+    message = Asked(1, 0.0, Prompt("chat", "say"))
+    (whole,) = writer.lessons([message], 12)
+    tokens = whole.tokens[whole.prompt :].tolist()
+    writer.ends = torch.tensor([tokens[7]])
+    (ended,) = writer.lessons([message], 12)
+    assert ended.tokens[ended.prompt :].tolist() == tokens[: tokens.index(tokens[7]) + 1]
