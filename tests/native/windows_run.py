@@ -37,6 +37,12 @@ WAITING = ("wine", "cmd", "/c", "pause")
 FILES = (".pack", ".data", ".onnx")
 """Mapped files that kernels read."""
 
+ATTEMPTS = 3
+"""Processes that a call may take. Wine may have used an address that the call needs, and another process has other
+addresses; and of some thousand processes on a busy machine one ended without a message. One thread computes from the
+same memory each time, so that a kernel which fails does so in every process.
+"""
+
 
 def main() -> None:
     library, program, bundle = map(Path, sys.argv[1:])
@@ -80,9 +86,13 @@ def _replay(library: Path, program: Path, arguments: tuple[int, ...]) -> None:
             file.seek(place)
             file.write(blocks.to_bytes(8, "little"))
         command = ["wine", str(program), str(library.resolve()), run.symbol, "call", "result"]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the program failed")
+        for _ in range(ATTEMPTS):
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                break
+            sys.stderr.write(f"{program.name} ended with {done.returncode}: {done.stderr.strip() or 'no message'}\n")
+        else:
+            raise SystemExit(f"{program.name} failed {ATTEMPTS} times")
         for address, word in np.fromfile(Path(directory, "result"), np.int64).reshape(-1, 2).tolist():
             ctypes.c_int64.from_address(address).value = word
 
