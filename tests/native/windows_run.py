@@ -9,14 +9,13 @@ and the words that the kernel changed are copied back. One thread computes. A ca
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from tests.simd.outputs import digest
 BLOCK = 65536
 """Windows maps memory at multiples of this."""
 
-EMPTY = bytes(BLOCK)
 PAGE = 4096
 
 WAITING = ("wine", "cmd", "/c", "pause")
@@ -74,17 +72,11 @@ def _replay(library: Path, program: Path, arguments: tuple[int, ...]) -> None:
             mappings = [*_mappings()]
             ranges = _ranges(mappings)
             file.write(np.array([len(ranges), *(number for each in ranges for number in each)], np.int64).tobytes())
-            place, blocks = file.tell(), 0
-            file.write(bytes(8))
             with Path("/proc/self/mem").open("rb", buffering=0) as memory:
-                for start, size in ranges:
-                    for address in range(start, start + size, BLOCK):
-                        content = _content(memory, mappings, address)
-                        if content != EMPTY:
-                            file.write(address.to_bytes(8, "little") + content)
-                            blocks += 1
-            file.seek(place)
-            file.write(blocks.to_bytes(8, "little"))
+                blocks = [block for each in ranges for block in _blocks(memory, mappings, *each)]
+            file.write(len(blocks).to_bytes(8, "little"))
+            for address, content in blocks:
+                file.write(address.to_bytes(8, "little") + content)
         command = ["wine", str(program), str(library.resolve()), run.symbol, "call", "result"]
         for _ in range(ATTEMPTS):
             done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
@@ -118,18 +110,23 @@ def _ranges(mappings: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _content(memory: BinaryIO, mappings: list[tuple[int, int]], address: int) -> bytes:
-    """A block of memory; zeros where nothing is mapped.
+def _blocks(memory: FileIO, mappings: list[tuple[int, int]], start: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Addresses and contents of a range's blocks, but those that hold only zeros.
 
     The allocator may have returned pages to the system since `mappings` was read: no kernel reads those.
     """
-    content = bytearray(BLOCK)
+    content = np.zeros(size, np.uint8)
     for first, last in mappings:
-        for page in range(max(first, address), min(last, address + BLOCK), PAGE):
-            with contextlib.suppress(OSError):
-                memory.seek(page)
-                content[page - address : page - address + PAGE] = memory.read(PAGE)
-    return bytes(content)
+        place, stop = first - start, last - start
+        while 0 <= place < min(stop, size):
+            memory.seek(start + place)
+            try:
+                place += memory.readinto(content[place:stop])
+            except OSError:
+                place += PAGE
+    blocks = content.reshape(-1, BLOCK)
+    for index in np.flatnonzero(blocks.view(np.int64).any(axis=1)).tolist():
+        yield start + index * BLOCK, blocks[index].tobytes()
 
 
 if __name__ == "__main__":
