@@ -30,7 +30,7 @@ from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.drafters.registry import RegisteredDrafter
 from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.scheduler import Drafting, GenerationRequest, Scheduler
 from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps

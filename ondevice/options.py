@@ -17,7 +17,7 @@ from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling import MAX_TOP_LOGPROBS, Logprobs
+from ondevice.generate.sampling.sampler import MAX_TOP_LOGPROBS, Logprobs
 from ondevice.grammar.response_format import Grammar, ToolChoice, answer_grammar
 from ondevice.progress import Progress, silent
 from ondevice.text.messages import ChatOptions, Tool

@@ -27,7 +27,7 @@ from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Round
 
 VOCAB, HIDDEN = 256, 192

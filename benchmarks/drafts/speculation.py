@@ -17,7 +17,7 @@ from ondevice.generate.drafters.simulated import SimulatedDrafter, make_luck
 from ondevice.generate.loop import generate
 from ondevice.generate.loop import run as driven
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Stats
 
 PLAIN, AUTO, TREES, FIRST_AUTO = "plain", "auto", "auto, trees", "auto, first"

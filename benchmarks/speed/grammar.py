@@ -26,8 +26,8 @@ from benchmarks.forwards import read, timed
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.cli.bench.tables import table
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
-from ondevice.generate.sampling_kernels import keep_allowed
+from ondevice.generate.sampling.masks import keep_allowed
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from ondevice.model import Model

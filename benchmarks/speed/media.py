@@ -48,7 +48,7 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.generate import loop
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Round
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder

@@ -20,7 +20,7 @@ from benchmarks.command import command_line
 from ondevice import machine
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -3,12 +3,12 @@
 In: a `GenerationRequest` (prompt ids, `Sampler`, `Limits`, drafter). Out: a `Round` per pass of the loop.
 `scheduler` gives each generation a slot, a session and drafters; `loop.generate` is a generator that yields the rows
 it wants computed and the finished rounds; `batch` runs the rows of all generations in shared forwards. `verify` decides
-which drafted tokens are accepted, with the target's choices from `sampling`. `controller` decides which drafter drafts
+which drafted tokens are accepted, with the target's choices from `sampling/`. `controller` decides which drafter drafts
 how many tokens, with the measured `costs`. `stats` has `Round` and `Stats`. The drafters are in `drafters/`.
 
-To follow a generation, read `loop.py` first, then `verify.py`, `sampling.py`, `request.py`, `drafters/protocol.py` and
-`engines/protocol.py`; for several at once `batch.py` and `scheduler.py`. The controller can stay a black box: it
-gives a `Plan` for each round and observes the result.
+To follow a generation, read `loop.py` first, then `verify.py`, `sampling/sampler.py`, `request.py`,
+`drafters/protocol.py` and `engines/protocol.py`; for several at once `batch.py` and `scheduler.py`. The controller can
+stay a black box: it gives a `Plan` for each round and observes the result.
 
 Imports go one way: request and stats, sampling, drafters/acceptance and protocol, verify, costs, controller, the other
 drafters, loop, batch, scheduler.

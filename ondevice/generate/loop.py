@@ -30,7 +30,7 @@ from ondevice.generate.drafters.protocol import (
     Searcher,
 )
 from ondevice.generate.request import Constraint, Limits, SoftTokens
-from ondevice.generate.sampling import Logprobs, Sampler
+from ondevice.generate.sampling.sampler import Logprobs, Sampler
 from ondevice.generate.stats import EndReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
 from ondevice.generate.verify import Verdict, accept
 

@@ -28,7 +28,7 @@ from ondevice.generate.drafters.protocol import Drafter, Reader
 from ondevice.generate.drafters.registry import RegisteredDrafter
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits, SoftTokens
-from ondevice.generate.sampling import Logprobs, Sampler
+from ondevice.generate.sampling.sampler import Logprobs, Sampler
 from ondevice.generate.stats import Round, Stats
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ondevice.arrays import Float32Array, Float64Array
 from ondevice.errors import OndeviceError
 from ondevice.generate.drafters.protocol import ROOT, Draft
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True)

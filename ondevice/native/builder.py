@@ -42,7 +42,8 @@ from ondevice.native.sets import PARTS, PLATFORMS, SETS, TargetSet, block_triple
 
 MODULES = (
     "ondevice.engines.simd.kernels.contract",
-    "ondevice.generate.sampling_kernels",
+    "ondevice.generate.sampling.masks",
+    "ondevice.generate.sampling.row_draw",
     "ondevice.generate.drafters.ngram",
     "ondevice_export.calibration.round_block",
     "ondevice_export.quantize",

@@ -22,7 +22,7 @@ from ondevice.generate.costs import Costs, KnownCosts
 from ondevice.generate.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
 from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from tests.drafters.rounds import NO_SESSION, observe
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine, logits_after

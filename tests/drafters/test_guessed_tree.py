@@ -4,7 +4,7 @@ import pytest
 
 from ondevice.engines.protocol import ROOT
 from ondevice.generate.drafters.trees import GuessedTree
-from ondevice.generate.sampling import Guess
+from ondevice.generate.sampling.sampler import Guess
 
 
 def grown() -> GuessedTree:

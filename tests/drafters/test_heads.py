@@ -15,7 +15,7 @@ from ondevice.generate.drafters.heads import HeadsDrafter
 from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.drafters.registry import entry
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from tests.fixtures.toy_engine import ToyEngine
 
 VOCAB = 6

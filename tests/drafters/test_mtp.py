@@ -11,7 +11,7 @@ from ondevice.engines.protocol import DraftStep, DraftVerdict, Outputs
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 
 VOCAB = 6
 

@@ -7,7 +7,7 @@ import pytest
 from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import ROOT
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.verify import accept
 from tests.drafters.rounds import NO_SESSION, draft, observe
 from tests.generate.markov import MarkovTarget, plain

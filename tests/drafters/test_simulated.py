@@ -11,7 +11,7 @@ from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.simulated import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from tests.fixtures.toy_engine import ToyEngine, ToySession
 
 PROMPT = (2, 3, 5)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.generate.drafters.protocol import ROOT, Draft
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.verify import accept
 
 Floats = NDArray[np.float32]

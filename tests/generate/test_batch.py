@@ -17,7 +17,7 @@ from ondevice.generate import batch as batch_module
 from ondevice.generate.batch import FIRST_PREFILL_CHUNK, PREFILL_DELAY_S, Batch, ForwardTimes, Slot, _first_rows
 from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Round
 from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine
 

@@ -16,8 +16,8 @@ from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import Draft
 from ondevice.generate.loop import pruned
 from ondevice.generate.request import Limits, SamplingOptions, TokenMask
-from ondevice.generate.sampling import Sampler
-from ondevice.generate.sampling_kernels import keep_allowed
+from ondevice.generate.sampling.masks import keep_allowed
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.verify import accept
 from tests.fixtures.toy_engine import VOCAB, ToyEngine
 

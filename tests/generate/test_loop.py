@@ -16,7 +16,7 @@ from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.generate.loop import _prefill, generate, run
 from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Round
 from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine, ToySession, logits_after
 

@@ -11,8 +11,8 @@ from ondevice.errors import BundleCorruptError
 from ondevice.generate import verify
 from ondevice.generate.drafters.protocol import Draft
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
-from ondevice.generate.sampling_kernels import RowDraw
+from ondevice.generate.sampling.row_draw import RowDraw
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.verify import accept, accept_matching, accept_ratio, draw
 from tests.generate.markov import MarkovTarget, plain, random_tree, speculative
 

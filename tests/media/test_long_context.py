@@ -23,7 +23,7 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.generate import loop
 from ondevice.generate.request import Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.text.messages import ChatOptions
 from tests.fixtures.tiny_models import IMAGE, SEEING
 from tests.media.pictures_made import png

@@ -14,7 +14,7 @@ import pytest
 
 import ondevice
 from ondevice import Model, model
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 from ondevice.native import building, library
 from ondevice.preparation import Preparation
 

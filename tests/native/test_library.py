@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import ondevice
-from ondevice.generate.sampling_kernels import IN_ORDER, argmax_row
+from ondevice.generate.sampling.gumbel import IN_ORDER
+from ondevice.generate.sampling.row_draw import argmax_row
 from ondevice.native import functions, library
 from ondevice.native.building import build_now
 from ondevice.native.functions import ENTRIES, Entry
@@ -48,7 +49,7 @@ def stamp_of(package: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "file", ["engines/simd/kernels/isa/vector.py", "generate/sampling_kernels.py", "native/builder.py"]
+    "file", ["engines/simd/kernels/isa/vector.py", "generate/sampling/gumbel.py", "native/builder.py"]
 )
 def test_an_edited_source_asks_for_another_library(copy: Path, file: str) -> None:
     before = stamp_of(copy)

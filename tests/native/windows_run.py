@@ -121,7 +121,7 @@ def _blocks(memory: FileIO, mappings: list[tuple[int, int]], start: int, size: i
         while 0 <= place < min(stop, size):
             memory.seek(start + place)
             try:
-                place += memory.readinto(content[place:stop])
+                place += memory.readinto(content.data[place:stop])
             except OSError:
                 place += PAGE
     blocks = content.reshape(-1, BLOCK)

@@ -18,7 +18,7 @@ from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.generate import loop
 from ondevice.generate.controller import NO_ROOM, Controller, RoundPlan
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import GUESSES, Sampler
+from ondevice.generate.sampling.sampler import GUESSES, Sampler
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
 from tests.simd.conftest import LOOKUP
 from tests.simd.forwards import drafted, extend, run

@@ -30,7 +30,7 @@ from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.caches import read_keys, read_values
 from ondevice.engines.simd.engine import SimdSession
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 
 TEMPERATURES = (1.0, 0.7, 1.0, 0.0)  # one of these by chance
 OWN_SHARE = 0.5  # of the messages are written by the target itself

@@ -22,7 +22,7 @@ from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits
-from ondevice.generate.sampling import Guess, Sampler
+from ondevice.generate.sampling.sampler import Guess, Sampler
 from ondevice.generate.verify import draw
 
 DraftSampling = Literal["coupled", "ratio"]

@@ -17,7 +17,7 @@ from ondevice.engines.protocol import Proposals
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
-from ondevice.generate.sampling import Guess
+from ondevice.generate.sampling.sampler import Guess
 
 SIBLING = (0.1, 0.06, 0.05)
 """Prior probabilities of a second, third and further child. With the reference pair's heads the target's likeliest

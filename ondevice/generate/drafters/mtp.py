@@ -9,7 +9,7 @@ from ondevice.engines.protocol import MAX_DRAFTED, ROOT, DraftVerdict
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import KEEP, GuessedTree, TreeDrafter
-from ondevice.generate.sampling import GUESSES, Guess
+from ondevice.generate.sampling.sampler import GUESSES, Guess
 
 BRANCHES = 3
 """Children that a token of a draft may have. On the reference pair at temperature 1 a token at depth 1 is accepted in

@@ -16,7 +16,7 @@ import numpy as np
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.protocol import ROOT, DraftVerdict, Outputs, Session
 from ondevice.generate.request import Constraint, Limits, SamplingOptions
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling.sampler import Sampler
 
 __all__ = [
     "GREEDY",

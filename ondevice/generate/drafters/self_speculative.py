@@ -23,7 +23,7 @@ from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.skip_search import SkipSample, SkipSearch, costs_of, survival_on
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.request import Limits
-from ondevice.generate.sampling import Guess
+from ondevice.generate.sampling.sampler import Guess
 
 START = 0.7
 """Prior probability that a drafted token is accepted."""

@@ -10,7 +10,7 @@ import numpy as np
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
 from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
-from ondevice.generate.sampling import Guess
+from ondevice.generate.sampling.sampler import Guess
 
 SIBLING_WEIGHT = 3.0
 """Weight of the prior probability of a further child in events: after a dozen rounds in which the target did not take

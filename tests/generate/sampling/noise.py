@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ondevice.generate.sampling_kernels import Key, gumbel, hashed
+from ondevice.generate.sampling.gumbel import Key, gumbel, hashed
 from ondevice.native.functions import kernel
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ondevice.errors import UsageError
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling import Adjustments, Sampler
+from ondevice.generate.sampling.sampler import Adjustments, Sampler
 
 VOCAB = 50
 CONTEXT = [3, 4, 4, 7, 9, 9, 9, 3]

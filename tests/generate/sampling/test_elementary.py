@@ -5,8 +5,8 @@ from decimal import Context, Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice.generate.elementary import exponential, fraction_and_exponent, logarithm
-from ondevice.generate.sampling_kernels import weigh
+from ondevice.generate.sampling.elementary import exponential, fraction_and_exponent, logarithm
+from ondevice.generate.sampling.filters import weigh
 
 NORMAL = -708.3964185322641
 """The argument of the smallest exponential that is not denormal."""

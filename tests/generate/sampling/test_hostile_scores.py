@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 
 from ondevice.generate.drafters.ngram import MAX_ID, SuffixAutomaton
-from ondevice.generate.elementary import exponential
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling_kernels import (
-    DIGITS,
-    RowDraw,
-    keep_allowed,
-    key_of,
-    select_nucleus,
-    select_reaching,
-    select_top_k,
-)
+from ondevice.generate.sampling.elementary import exponential
+from ondevice.generate.sampling.filters import DIGITS, select_nucleus, select_reaching, select_top_k
+from ondevice.generate.sampling.gumbel import key_of
+from ondevice.generate.sampling.masks import keep_allowed
+from ondevice.generate.sampling.row_draw import RowDraw
 from tests.fixtures.guards import Guards
 from tests.fixtures.hostile import KINDS, filled
 from tests.fixtures.pairwise import pairwise_cases

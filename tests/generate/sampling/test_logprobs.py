@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ondevice.generate.sampling import Logprobs
+from ondevice.generate.sampling.sampler import Logprobs
 
 
 @pytest.mark.parametrize("vocab_size", [5, 4096])

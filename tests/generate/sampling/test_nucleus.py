@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ondevice.generate.sampling_kernels import DIGITS, select_nucleus
+from ondevice.generate.sampling.filters import DIGITS, select_nucleus
 
 ALMOST_1 = float(np.nextafter(1.0, 0.0))
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ondevice.errors import BundleCorruptError, UsageError
-from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling import Sampler
-from ondevice.generate.sampling_kernels import RowDraw
+from ondevice.generate.sampling import gumbel
+from ondevice.generate.sampling.row_draw import RowDraw
+from ondevice.generate.sampling.sampler import Sampler
 from tests.fixtures.pairwise import pairwise
 from tests.generate.sampling.noise import gumbel_at
 
@@ -162,7 +162,7 @@ def test_a_draw_is_the_likeliest_with_the_noise_of_its_place(chosen: dict[str, A
         context = [1, 2][: min(length, 2)] + [3] * max(length - 2, 0)
         with np.errstate(divide="ignore"):
             log_chances = np.log(sampler.distribution(logits, context))
-        gumbels = [gumbel_at(sampling_kernels.key_of(11), length, token) for token in range(vocab_size)]
+        gumbels = [gumbel_at(gumbel.key_of(11), length, token) for token in range(vocab_size)]
         assert sampler.choose(logits, context) == int((log_chances + gumbels).argmax())
 
 
@@ -220,14 +220,14 @@ def test_the_best_of_some_candidates_are_those_with_the_largest_log_weight_and_n
     chosen: dict[str, Any], spread: float
 ) -> None:
     random = np.random.default_rng(4)
-    draw = RowDraw(SamplingOptions(**chosen), sampling_kernels.key_of(5))
+    draw = RowDraw(SamplingOptions(**chosen), gumbel.key_of(5))
     for position, count in enumerate([512, 3, 900, 512] * 5):  # its scratch is reused for rows of any length
         scores = (spread * random.standard_normal(count)).astype(np.float32)
         names = random.permutation(4096)[:count]
         kept, weights = (each.copy() for each in draw.kept(scores))
         log_weights = (scores[kept].astype(np.float64) - scores.max()) / chosen.get("temperature", 1.0)
         np.testing.assert_allclose(weights, np.exp(log_weights), rtol=1e-12)
-        noise = [gumbel_at(sampling_kernels.key_of(5), position, name) for name in names[kept]]
+        noise = [gumbel_at(gumbel.key_of(5), position, name) for name in names[kept]]
         order = np.argsort(-(log_weights + noise))[:4]
         tokens, values = draw.best(scores, names, position, 4)
         assert tokens.tolist() == names[kept][order][: len(tokens)].tolist()
@@ -282,9 +282,9 @@ def test_a_token_with_exactly_the_share_of_min_p_is_kept(temperature: float) -> 
     """Whatever the rounding of the logit below which no exponential is taken."""
     scores = -np.abs(np.random.default_rng(7).standard_normal(300)).astype(np.float32)
     scores[0] = 0
-    _, weights = RowDraw(SamplingOptions(temperature), sampling_kernels.key_of(0)).kept(scores)
+    _, weights = RowDraw(SamplingOptions(temperature), gumbel.key_of(0)).kept(scores)
     for token, weight in enumerate(weights.tolist()):
-        kept, _ = RowDraw(SamplingOptions(temperature, min_p=weight), sampling_kernels.key_of(0)).kept(scores)
+        kept, _ = RowDraw(SamplingOptions(temperature, min_p=weight), gumbel.key_of(0)).kept(scores)
         assert token in kept.tolist()
 
 

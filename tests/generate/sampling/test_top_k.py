@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ondevice.generate.sampling_kernels import select_top_k
+from ondevice.generate.sampling.filters import select_top_k
 
 
 def selected(k: int, scores: np.ndarray) -> list[int]:

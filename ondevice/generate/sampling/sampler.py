@@ -3,7 +3,7 @@
 `Sampler` chooses the target's tokens (`choose`), predicts its choices for drafters (`guess`), and gives the
 distribution that it draws from (`distribution`). In this order it applies `Adjustments` (bias and penalties), logits
 processors, the constraint, and `RowDraw` (temperature, filters, noise). `Logprobs` reports the probabilities of emitted
-tokens. The kernels are in `sampling_kernels`.
+tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ondevice.arrays import Float32Array, Float64Array, Int64Array
 from ondevice.engines.protocol import DraftStep, EngineDrafts, MultiStep
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling_kernels import ConstraintMasks, Key, NextToken, RowDraw, key_of, next_token
+from ondevice.generate.sampling.gumbel import Key, key_of
+from ondevice.generate.sampling.masks import ConstraintMasks
+from ondevice.generate.sampling.row_draw import NextToken, RowDraw, next_token
 from ondevice.generate.stats import TokenLogprob
 
 GUESSES = 3
@@ -43,7 +45,7 @@ class Sampler:
     """Chooses the tokens of one generation.
 
     A choice depends on options and seed, the row of logits, and the context, and on nothing else. The noise of a draw
-    is a function of seed, position and token id (`sampling_kernels`), so a run with drafts, or one that continues where
+    is a function of seed, position and token id (`gumbel`), so a run with drafts, or one that continues where
     another was cut off, draws the same tokens as a plain run with the same seed.
     """
 
