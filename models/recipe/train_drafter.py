@@ -256,8 +256,9 @@ def prepare(args: argparse.Namespace) -> None:
         if messages:
             torch.manual_seed(0)
             write_held_out(writer.lessons(messages, HELD_OUT_TOKENS), given)
-    if not any(args.work.glob("replies-*.safetensors")):
-        raise SystemExit("there are no replies to learn from: give a larger --replies")
+    trained, kept_back = Lessons(args.work, torch.device("cpu")).split()
+    if not trained or not kept_back:
+        raise SystemExit("there are too few replies to train on some and measure on others: give a larger --replies")
 
 
 def open_target(path: Path, device: torch.device) -> FrozenTarget:

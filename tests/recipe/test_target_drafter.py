@@ -251,6 +251,16 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     assert "| +0.000 ± 0.000 |" in rows[1]
 
 
+def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
+    args = Namespace(work=work, held_out=[], device=CPU, replies=1)
+    (work / "bundle").mkdir()
+    train_drafter.prepare(args)
+    monkeypatch.setattr(lessons, "HELD_OUT_EVERY", 1000)
+    with pytest.raises(SystemExit, match="too few replies"):
+        train_drafter.prepare(args)
+
+
 def test_the_error_of_tokens_a_round_is_that_of_a_mean_where_all_replies_have_as_many_rounds() -> None:
     tokens = np.array([5, 9, 6, 12])
     moved = influence([[int(count), 4] for count in tokens])
