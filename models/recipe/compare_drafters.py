@@ -1,9 +1,10 @@
-"""Compare drafters that `train_drafter.py` trained for one target, on the same replies, as Markdown:
+"""Compare drafters that `train_drafter.py` trained for one target, as Markdown:
 
     python models/recipe/compare_drafters.py DIR DIR...
 
-The directories have the `figures.json` of each. Errors are standard errors over replies: what another training would
-give, with other blocks or another start, is not in them.
+The directories have the `figures.json` of each. The difference to the first drafter is that on the same replies, where
+both were measured on these. Errors are standard errors over replies: what another training would give, with other blocks
+or another start, is not in them.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ def error(moved: npt.NDArray[np.float64]) -> float:
 
 
 def row(found: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """A drafter's figures, and their distance to the first drafter's on the same replies."""
-    moved = influence(found["each"])
+    """A drafter's figures, and their difference to the first drafter's on the same replies."""
+    moved, difference = influence(found["each"]), "-"
+    if any(found[name] != first[name] for name in ("replies", "positions")):
+        difference = "other replies"
+    elif found is not first:
+        apart = error(moved - influence(first["each"]))
+        difference = f"{found['tokens'] - first['tokens']:+.3f} ± {apart:.3f}"
     tokens = f"{found['tokens']:.3f} ± {error(moved):.3f}"
-    apart = f"{found['tokens'] - first['tokens']:+.3f} ± {error(moved - influence(first['each'])):.3f}"
-    return [str(found["replies"]), tokens, "-" if found is first else apart, f"{found['accepted'][0]:.3f}"]
+    return [str(found["replies"]), tokens, difference, f"{found['accepted'][0]:.3f}"]
 
 
 def compared(directories: list[Path]) -> str:
@@ -47,7 +52,7 @@ def compared(directories: list[Path]) -> str:
     rows = []
     for temperature in "01":
         for key, title in TEXTS.items():
-            if temperature in figures[0][key]:
+            if all(temperature in each[key] for each in figures):
                 found = [each[key][temperature]["all"] for each in figures]
                 names = [f"T = {temperature}, {title}, `{directory.name}`" for directory in directories]
                 rows += [[name, *row(one, found[0])] for name, one in zip(names, found, strict=True)]

@@ -249,6 +249,11 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     assert [row.split(" | ")[0] for row in rows] == [f"| T = 0, held-out replies, `{x}`" for x in ("whole", "parts")]
     assert "| 3 |" in rows[1]
     assert "| +0.000 ± 0.000 |" in rows[1]
+    file = work / "parts" / "figures.json"
+    figures = json.loads(file.read_text())
+    figures["replies"]["0"]["all"]["positions"] += 1
+    file.write_text(json.dumps(figures))
+    assert "| other replies |" in compared([work / "whole", work / "parts"])
 
 
 def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
