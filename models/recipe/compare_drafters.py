@@ -3,8 +3,8 @@
     python models/recipe/compare_drafters.py DIR DIR...
 
 The directories have the `figures.json` of each. The difference to the first drafter is that on the same replies, where
-both were measured on these. Errors are standard errors over replies: what another training would give, with other blocks
-or another start, is not in them.
+both were measured on these. Errors are standard errors over replies: what another training would give, with other
+blocks or another start, is not in them.
 """
 
 from __future__ import annotations
