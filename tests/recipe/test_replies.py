@@ -8,7 +8,7 @@ import pytest
 import torch
 from drafters import replies
 from drafters.lessons import Lessons
-from drafters.replies import OWN, Asked, EngineWriter, held_out, write_held_out, write_share
+from drafters.replies import OWN, Asked, ChatIds, EngineWriter, held_out, write_held_out, write_share
 from drafters.replies_on_device import Written, with_states
 from drafters.states import FrozenTarget
 from text.prompts import PASSAGE, Prompt
@@ -73,6 +73,27 @@ def test_replies_are_those_of_the_model_alone(bundle: Path, monkeypatch: pytest.
                 assert prompt == [4, 5, *(int(word[1:]) for word in message.prompt.text.split()), 6]
         passage = [token for token in alone(model, [4, 5, *WORDS[9:14], 6], 9, 1.0, 4) if token != END]
     assert found[4].tokens[: found[4].prompt].tolist() == [4, 5, 11, *passage, 12, 6]
+
+
+@pytest.mark.parametrize("begin", [[], [2]])
+def test_without_a_template_a_text_of_the_target_goes_on(begin: list[int]) -> None:
+    def encode(prompt: object) -> list[int]:
+        if not isinstance(prompt, str):
+            raise ondevice.UsageError("there is no chat template")
+        return [*begin, *(8 if word == replies.MARK else int(word) for word in prompt.split())]
+
+    def decode(ids: list[int]) -> str:
+        return " ".join(replies.MARK if token == 8 else str(token) for token in ids if token != 2)
+
+    chat = ChatIds(encode, decode, {END})
+    assert (chat.has_template, chat.opening) == (False, begin)
+    assert chat.first(Asked(1, 1.0, OWN)) == begin
+    for answer in ([11, 12], [11, 12, END]):
+        begun = chat.completed(Asked(1, 1.0, OWN), answer)
+        assert begun is not None
+        assert chat.first(begun) is None
+        assert chat.message(begun.prompt.text) == [*begin, 11, 12]
+    assert chat.completed(Asked(1, 1.0, OWN), [END]) is None
 
 
 def test_states_are_those_of_the_target(bundle: Path) -> None:

@@ -29,11 +29,10 @@ ondevice export FILE.gguf --drafter DIRECTORY
 
 ## Data
 
-{replies:,} replies of {reply_tokens:,} tokens that the target wrote itself in its chat template, half of them at
-temperature 1, a quarter at 0.7, a quarter at 0. {own:.0%} of the prompts are the target's own, the others come from
-templates of this project, with passages that the target wrote, and passages and functions of Python's standard library
-and manual (Python Software Foundation License). No other model's or person's answers were used. {held_out:,} of the
-replies were held out.
+{replies:,} replies of {reply_tokens:,} tokens that the target wrote itself, half of them at temperature 1, a quarter
+at 0.7, a quarter at 0. {own:.0%} of the prompts are the target's own, the others come from templates of this project,
+with passages that the target wrote, and passages and functions of Python's standard library and manual (Python Software
+Foundation License). No other model's or person's answers were used. {held_out:,} of the replies were held out.
 
 ## Training
 

@@ -76,44 +76,48 @@ def held_out(files: Sequence[Path]) -> list[Asked]:
 class ChatIds:
     """The token ids of messages in a target's chat template, or without one those of the text itself.
 
-    opening : what stands before a user's message; None if there is no template. ends : ids that end a text
+    has_template : whether there is one. opening : what stands before a user's message, or before any text
+    ends : ids that end a text
     """
 
     def __init__(
         self, encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str], ends: Iterable[int]
     ) -> None:
         self.encode, self.decode, self.ends = encode, decode, frozenset(ends)
-        self.opening = before_a_message(encode, decode)
+        self.has_template, self.opening = opening_of(encode, decode)
 
     def message(self, text: str) -> list[int]:
         """The ids that a reply to this message follows."""
-        return self.encode(text if self.opening is None else [{"role": "user", "content": text}])
+        return self.encode([{"role": "user", "content": text}] if self.has_template else text)
 
     def first(self, message: Asked) -> list[int] | None:
-        """What the target continues before it can be asked: the beginning of a message of its own, or the request for
-        a passage. None if the message is complete.
+        """What the target continues before it can be asked: the beginning of a message of its own, without a template
+        that of any text, or the request for a passage. None if the message is complete.
         """
         if PASSAGE not in message.prompt.text:
             return None
-        return self.opening or [] if message.prompt is OWN else self.message(message.prompt.source)
+        return self.opening if message.prompt is OWN else self.message(message.prompt.source)
 
     def completed(self, message: Asked, answer: Sequence[int]) -> Asked | None:
         """The message with what the target wrote after `first`; None if that is empty, or a message without an end."""
         ended = bool(answer) and answer[-1] in self.ends
         text = self.decode(list(answer[:-1] if ended else answer)).strip()
-        if not text or (message.prompt is OWN and not ended):
+        if not text or (message.prompt is OWN and self.has_template and not ended):
             return None
         return replace(message, prompt=Prompt(message.prompt.kind, message.prompt.completed(text)))
 
 
-def before_a_message(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str]) -> list[int] | None:
-    """The ids of a rendered conversation up to the user's message; None if there is no chat template."""
+def opening_of(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], str]) -> tuple[bool, list[int]]:
+    """Whether there is a chat template; and the ids of a rendered conversation up to the user's message, without a
+    template those of a text up to its first token.
+    """
     try:
-        rendered = encode([{"role": "user", "content": MARK}])
+        has_template, rendered = True, encode([{"role": "user", "content": MARK}])
     except ondevice.OndeviceError:
-        return None
+        has_template, rendered = False, encode(MARK)
     before = decode(rendered).index(MARK)
-    return next(rendered[:n] for n in range(len(rendered), 0, -1) if len(decode(rendered[:n])) <= before)
+    beginnings = (rendered[:n] for n in range(len(rendered), 0, -1))
+    return has_template, next((each for each in beginnings if len(decode(each)) <= before), [])
 
 
 @dataclass(eq=False)
