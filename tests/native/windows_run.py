@@ -36,10 +36,11 @@ FILES = (".pack", ".data", ".onnx")
 """Mapped files that kernels read."""
 
 ATTEMPTS = 3
-"""Processes that a call may take. Wine may have used an address that the call needs, and another process has other
-addresses; and of some thousand processes on a busy machine one ended without a message. One thread computes from the
-same memory each time, so that a kernel which fails does so in every process.
+"""Processes that may end before they run the kernel: Wine may have used an address that a call needs, and another
+process has other addresses. A process that ends in the kernel is a failure at once.
 """
+RUNS = "the kernel runs"
+"""What `replay.c` says before it calls the kernel."""
 
 
 def main() -> None:
@@ -83,6 +84,8 @@ def _replay(library: Path, program: Path, arguments: tuple[int, ...]) -> None:
             if not done.returncode:
                 break
             sys.stderr.write(f"{program.name} ended with {done.returncode}: {done.stderr.strip() or 'no message'}\n")
+            if RUNS in done.stderr:
+                raise SystemExit("the kernel failed")
         else:
             raise SystemExit(f"{program.name} failed {ATTEMPTS} times")
         for address, word in np.fromfile(Path(directory, "result"), np.int64).reshape(-1, 2).tolist():
