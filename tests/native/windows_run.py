@@ -40,7 +40,7 @@ ATTEMPTS = 3
 process has other addresses. A process that ends in the kernel is a failure at once.
 """
 RUNS = "the kernel runs"
-"""What `replay.c` says before it calls the kernel."""
+"""The line `replay.c` prints before it calls the kernel."""
 
 
 def main() -> None:
