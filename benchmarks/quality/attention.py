@@ -31,7 +31,8 @@ from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
-from ondevice.engines.simd.kernels.contract import LOOK_UP, UNIT, LookUp, from_row
+from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
+from ondevice.engines.simd.kernels.contract.steps import LOOK_UP, LookUp, from_row
 from ondevice.engines.simd.plan.builder import Plan
 from ondevice.text.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table, versions
 from ondevice.engines.protocol import Engine
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 SIZE = "26B-A4B"

@@ -29,7 +29,7 @@ from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
-from ondevice.engines.simd.kernels.contract import MAX_ROWS
+from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
 VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {

@@ -25,8 +25,9 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.cli.bench.tables import table
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import BLOCK, PRODUCTS, TILE, Gated, Project, from_row
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, PRODUCTS, TILE
+from ondevice.engines.simd.kernels.contract.steps import Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 
@@ -84,7 +85,7 @@ def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
     found = defaultdict(list)
     for row in plan:
         step = from_row(row)
-        if isinstance(step, Project | Gated) and step.row_set == contract.ALL:
+        if isinstance(step, Project | Gated) and step.row_set == slots.ALL:
             tiles = step.tiles() if isinstance(step, Gated) else step.tiles
             bits = step.matrix.tile_bytes // (4 * TILE * step.matrix.blocks)
             found[Shape(step.matrix.blocks * BLOCK, tiles * TILE, bits, step.matrix.product)].append(row)

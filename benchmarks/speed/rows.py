@@ -33,7 +33,7 @@ from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Session
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
 from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement

@@ -23,7 +23,8 @@ from llvmlite import ir
 from benchmarks.command import command_line
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.cli.bench.tables import table
-from ondevice.engines.simd.kernels.contract import GROUPS, INSTRUCTION_SETS, PRODUCTS, TILE
+from ondevice.engines.simd.kernels.contract.instruction_sets import INSTRUCTION_SETS
+from ondevice.engines.simd.kernels.contract.matrices import GROUPS, PRODUCTS, TILE
 from ondevice.engines.simd.kernels.tiles import tile_product, tile_vectors
 from ondevice.native import library
 from ondevice.native.sets import SETS

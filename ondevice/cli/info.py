@@ -115,7 +115,7 @@ def version_of(package: str) -> str:
 
 def _measured(threads: int) -> dict[str, Any]:
     """The facts of `MEASURED`. Compiles and runs two small kernels, so it fails where that does not work."""
-    from ondevice.engines.simd.kernels.contract import instruction_set
+    from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
     from ondevice.engines.simd.roofline import RooflineMeasurement
 
     with RooflineMeasurement(threads) as measurement:

@@ -221,7 +221,7 @@ class MultiStep:
     choose : address of a C function that takes the address of `record`, and returns the token, or a negative number
         for the last forward
     record : int64[n], its arguments. The engine writes the address of the row of logits, float32[V], and the position
-        of the token in the sequence: see `kernels.contract.CHOSEN_FROM`
+        of the token in the sequence: see `kernels.contract.slots.CHOSEN_FROM`
     held : keeps alive what the record points to
     drafting : how the engine drafts before each forward; None if it does not
     """

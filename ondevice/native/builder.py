@@ -41,7 +41,7 @@ from ondevice.native.linking import link
 from ondevice.native.sets import PARTS, PLATFORMS, SETS, TargetSet, block_triple, native_platform
 
 MODULES = (
-    "ondevice.engines.simd.kernels.contract",
+    "ondevice.engines.simd.kernels.contract.entries",
     "ondevice.generate.sampling.masks",
     "ondevice.generate.sampling.row_draw",
     "ondevice.generate.drafters.ngram",

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.kernels.contract import SLOTS, TICKS, WIDTH, run
+from ondevice.engines.simd.kernels.contract.entries import TICKS, run
+from ondevice.engines.simd.kernels.contract.slots import SLOTS
+from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.engines.simd.kernels.isa import memory
 from ondevice.native import library, shipping
 from ondevice.native.features import native_features

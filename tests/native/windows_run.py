@@ -21,7 +21,7 @@ import numpy as np
 
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import engine
-from ondevice.engines.simd.kernels.contract import run
+from ondevice.engines.simd.kernels.contract.entries import run
 from tests.simd.outputs import digest
 
 BLOCK = 65536

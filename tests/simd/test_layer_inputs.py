@@ -14,7 +14,8 @@ from ondevice.bundle_format.tensor_table import is_plain, target_shapes
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import groups_form, read_groups
+from ondevice.engines.simd.kernels.contract.entries import read_groups
+from ondevice.engines.simd.kernels.contract.matrices import groups_form
 from ondevice.engines.simd.layer_inputs import LayerInputs
 from ondevice.engines.simd.model import read_target
 from ondevice.engines.simd.tensor_files import TensorFiles

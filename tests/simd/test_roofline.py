@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.contract import CHAINS, VECTORS, dots, instruction_set, read
+from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS, dots, read
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
 
 

@@ -13,7 +13,9 @@ from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract import MOST_RUNS, SLEEPERS, SLOTS, TICKS, WIDTH
+from ondevice.engines.simd.kernels.contract.entries import SLEEPERS, TICKS
+from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, SLOTS
+from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.engines.simd.kernels.isa import memory
 from ondevice.engines.simd.kernels.isa.memory import claim_part
 from ondevice.engines.simd.threads import ThreadPool

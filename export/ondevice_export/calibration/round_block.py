@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.simd.kernels.contract import subtract_product
+from ondevice.engines.simd.kernels.contract.entries import subtract_product
 from ondevice.native.functions import entry, kernel
 from ondevice_export.quantize import BLOCK, largest, to_fp16
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.simd.kernels.contract import (
-    LINE,
+from ondevice.engines.simd.kernels.contract.attention_memory import (
     PART,
     SHARED_UNITS,
     SPLIT_ROWS,
@@ -24,6 +23,7 @@ from ondevice.engines.simd.kernels.contract import (
     state_bytes,
     workspace_at,
 )
+from ondevice.engines.simd.kernels.contract.entries import LINE
 
 
 class Buffers:
@@ -135,8 +135,8 @@ class AttentionScratch:
     """The working memory of attention, for all threads of an engine. Its forwards and draft steps use it in turn.
 
     Attributes:
-        address, stride: see `contract.SCRATCH`.
-        partials, most_parts, counters: see `contract.PARTIALS`.
+        address, stride: see `contract.slots.SCRATCH`.
+        partials, most_parts, counters: see `contract.slots.PARTIALS`.
     """
 
     def __init__(self, head_dim: int, query_heads: int, threads: int, lookup: LookupScratch | None = None) -> None:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from ondevice.engines.kv_cache import KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
-from ondevice.engines.simd.kernels.contract import CENTROIDS, SPAN, TILE, UNIT, encode, learn, move_rows
+from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.entries import encode, learn, move_rows
+from ondevice.engines.simd.kernels.contract.matrices import TILE
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""

@@ -40,8 +40,8 @@ from ondevice.engines.session_file import SessionOrigin
 from ondevice.engines.simd.buffers import Lease, OutputBuffer, OutputPool
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import MAX_ROWS
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import ForwardRows, KeptRows, TargetForward
 from ondevice.errors import UsageError
@@ -200,13 +200,13 @@ class SimdEngine:
     def _lease(self, rows: int) -> tuple[OutputBuffer, Lease]:
         """Lease room for the outputs of so many rows, which the next forward writes."""
         buffer, lease = self._outputs.lease(rows)
-        self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
-        self._state.slots[contract.EXPERTS_READ] = 0
+        self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
+        self._state.slots[slots.EXPERTS_READ] = 0
         return buffer, lease
 
     def _experts_read(self, runs: int) -> float:
         """The number of experts that a layer read, a mean over layers and runs of the last call."""
-        return int(self._state.slots[contract.EXPERTS_READ]) / max(1, self._program.expert_layers) / runs
+        return int(self._state.slots[slots.EXPERTS_READ]) / max(1, self._program.expert_layers) / runs
 
     def close(self) -> None:
         """Wait for a running forward and end the threads. Engine and sessions can compute nothing afterwards."""

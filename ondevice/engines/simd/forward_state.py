@@ -1,6 +1,6 @@
 """The numbers that change between forwards while the plan stays the same: rows, positions, caches, output addresses.
 
-Kernels read them from int64 arrays, whose fields `kernels.contract` lists: one array of slots for a forward
+Kernels read them from int64 arrays, whose fields `contract.slots` lists: one array of slots for a forward
 (`ForwardState`), and one record for each of its sequences (`SequenceRecord`). A session has states of its own for its
 drafter (`DraftState`) and for each kind of heads (`HeadsState`).
 """
@@ -30,15 +30,15 @@ from ondevice.engines.protocol import (
 )
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import SPLIT_ROWS
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.attention_memory import SPLIT_ROWS
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.native.functions import address_of
 
 
 class SlotArray:
-    """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.contract`."""
+    """An int64 array that kernels read, and the arrays that it points to. Fields: `contract.slots`."""
 
     def __init__(self, count: int) -> None:
         self.slots = np.zeros(count, np.int64)
@@ -65,7 +65,7 @@ class SequenceRecord(SlotArray):
         Args:
             places: layer -> number of its cache among the record's pairs of keys and values.
         """
-        super().__init__(contract.CACHES + 4 * len(places))
+        super().__init__(slots.CACHES + 4 * len(places))
         self.most_keys = 0
         self.address = int(self.slots.ctypes.data)
         self._places = places
@@ -77,26 +77,26 @@ class SequenceRecord(SlotArray):
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
-        self.slots[contract.LENGTH] = length
-        self.slots[contract.PATHS] = 0
+        self.slots[slots.LENGTH] = length
+        self.slots[slots.PATHS] = 0
         if not tree.is_chain:
             paths = paths_of(tree)
-            self.point(contract.PATHS, paths)
-            self.slots[contract.PATH_WIDTH] = paths.shape[1]
+            self.point(slots.PATHS, paths)
+            self.slots[slots.PATH_WIDTH] = paths.shape[1]
 
     def set_place(self, row_set: int, first: int, count: int) -> None:
         """Write the index of the sequence's first row in a row set, ALL or WANTED, and their number."""
-        self.slots[contract.FIRST_ROW + row_set] = first
-        self.slots[contract.ROW_COUNT + row_set] = count
+        self.slots[slots.FIRST_ROW + row_set] = first
+        self.slots[slots.ROW_COUNT + row_set] = count
 
     def follow(self, caches: Mapping[AttentionKind, KVCache]) -> None:
         """Write the first position and the addresses of the caches, which may have slid or been reallocated."""
         for kind, cache in caches.items():
-            self.slots[contract.BASE + KIND_NUMBERS[kind]] = cache.base
+            self.slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
             if self._capacities.get(kind) != cache.capacity:
                 for layer in cache.layers:
                     for offset, part in enumerate(cache.parts(layer)):
-                        self.point(contract.CACHES + 2 * self._places[layer] + offset, part)
+                        self.point(slots.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
                 # last: after an interrupt above, the addresses are written again
                 self._capacities[kind] = cache.capacity
@@ -108,7 +108,7 @@ class SequenceRecord(SlotArray):
         for layer, place in self._places.items():
             parts = index.parts(layer)
             for offset in range(2):
-                slot = contract.CACHES + 2 * (len(self._places) + place) + offset
+                slot = slots.CACHES + 2 * (len(self._places) + place) + offset
                 if parts is None:
                     self.slots[slot] = 0
                 else:
@@ -144,24 +144,24 @@ class ForwardState(SlotArray):
             rotary: the model's rotary embeddings.
             cache_bits: bits of a number in the caches, 16 or 8.
         """
-        super().__init__(contract.SLOTS)
-        self.slots[contract.CACHE_BITS] = cache_bits
+        super().__init__(slots.SLOTS)
+        self.slots[slots.CACHE_BITS] = cache_bits
         self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MAX_SESSIONS, np.int64)
         self._verdicts = np.zeros((MAX_ROUNDS, len(DraftVerdict._fields)), np.int64)
         self._widths = np.zeros(MAX_DRAFTED, np.int64)
-        self.point(contract.TOKENS, self._tokens)
-        self.point(contract.WANTED_ROWS, self._wanted)
+        self.point(slots.TOKENS, self._tokens)
+        self.point(slots.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
-            self.point(contract.STOP + kind, self._stop[kind])
-        self.slots[contract.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
-        self.point(contract.SEQUENCES, self._addresses)
+            self.point(slots.STOP + kind, self._stop[kind])
+        self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
+        self.point(slots.SEQUENCES, self._addresses)
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary])
         self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
-        self.point(contract.COSINES, self._cosines)
-        self.point(contract.SINES, self._sines)
-        self.slots[contract.ROTARY_STRIDE] = self._cosines.strides[0]
-        self._of_positions = self.slots[contract.COSINES : contract.SINES + 1].copy()
+        self.point(slots.COSINES, self._cosines)
+        self.point(slots.SINES, self._sines)
+        self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
+        self._of_positions = self.slots[slots.COSINES : slots.SINES + 1].copy()
         self._drafted_rotary = np.zeros((2, 1 + MAX_DRAFTED, len(self._frequencies)), np.float32)
         """Cosines and sines of a draft's rows, which siblings have in common."""
         self._of_drafts = np.array([rows.ctypes.data for rows in self._drafted_rotary])
@@ -184,7 +184,7 @@ class ForwardState(SlotArray):
             block_stop: the same as `stop`, in sliding layers; None if they are equal.
         """
         count, chosen = len(tokens), len(wanted)
-        self.slots[contract.ALL], self.slots[contract.WANTED] = count, chosen
+        self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
         self._tokens[:count] = tokens
         self._stop[KIND_NUMBERS["full"]][:count] = stop
         self._stop[KIND_NUMBERS["sliding"]][:count] = stop if block_stop is None else block_stop
@@ -193,8 +193,8 @@ class ForwardState(SlotArray):
         angles = positions.astype(np.float32)[:, None] * self._frequencies
         np.cos(angles, out=self._cosines[: len(positions)], dtype=np.float64)
         np.sin(angles, out=self._sines[: len(positions)], dtype=np.float64)
-        self.slots[contract.COSINES : contract.SINES + 1] = self._of_positions
-        self.slots[contract.MOST_RUNS], self.slots[contract.DRAFTS] = 1, 0
+        self.slots[slots.COSINES : slots.SINES + 1] = self._of_positions
+        self.slots[slots.MOST_RUNS], self.slots[slots.DRAFTS] = 1, 0
 
     def set_continuation(self, continuation: MultiStep, logits_bytes: int, hidden_bytes: int) -> None:
         """Let the plan run once more for each token that is chosen. Call it after `set_rows`.
@@ -203,11 +203,11 @@ class ForwardState(SlotArray):
             continuation: how tokens are chosen. The caller keeps it alive while the plan runs.
             logits_bytes, hidden_bytes: bytes of a row of logits, and of hidden states.
         """
-        self.slots[contract.MOVED] = 0
-        self.slots[contract.MOST_RUNS] = continuation.most
-        self.slots[contract.NEXT_TOKEN] = continuation.choose
-        self.slots[contract.NEXT_RECORD] = address_of(continuation.record)
-        self.slots[contract.LOGITS_STRIDE], self.slots[contract.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
+        self.slots[slots.MOVED] = 0
+        self.slots[slots.MOST_RUNS] = continuation.most
+        self.slots[slots.NEXT_TOKEN] = continuation.choose
+        self.slots[slots.NEXT_RECORD] = address_of(continuation.record)
+        self.slots[slots.LOGITS_STRIDE], self.slots[slots.HIDDEN_STRIDE] = logits_bytes, hidden_bytes
 
     def set_drafting(self, drafting: EngineDrafts, drafts: DraftState, shapes: Int64Array, window: int | None) -> None:
         """Let a drafter's steps precede every run. Call it after `set_continuation`, and after `drafts.begin`.
@@ -215,40 +215,40 @@ class ForwardState(SlotArray):
         Args:
             drafting: the form of a draft, and where the first one begins.
             drafts: the drafter's state.
-            shapes: int64[caches, 3], see `contract.CACHE_SHAPES`.
+            shapes: int64[caches, 3], see `slots.CACHE_SHAPES`.
             window: positions that the target's sliding layers see.
         """
         drafts.hidden[:], drafts.token[0] = drafting.hidden, self._tokens[0]
         steps, guesses = len(drafting.widths), len(drafting.guesses)
         self._widths[:steps] = drafting.widths
-        self.point(contract.GUESSED, np.zeros((steps, guesses), np.int64))
-        self.slots[contract.DRAFTS], self.slots[contract.WIDTHS] = steps, address_of(self._widths)
-        self.slots[contract.DEPTH] = self.slots[contract.DRAFTED] = 0
-        self.slots[contract.GUESS_RECORD] = address_of(drafting.record)
-        self.slots[contract.GUESSES], self.slots[contract.GUESS_COUNT] = address_of(drafting.guesses), guesses
-        self.slots[contract.CACHE_SHAPES], self.slots[contract.CACHE_COUNT] = address_of(shapes), len(shapes)
-        self.slots[contract.ROTARY : contract.ROTARY + 2] = self._of_positions
-        self.slots[contract.COSINES : contract.SINES + 1] = self._of_drafts
-        self.slots[contract.DRAFT_TOKEN] = address_of(drafts.token)
-        self.slots[contract.DRAFT_HIDDEN] = address_of(drafts.hidden)
-        self.slots[contract.DRAFT_FOLLOWING] = address_of(drafts.following)
-        self.slots[contract.DRAFT_WINDOW] = 0 if window is None else window + 1
-        self.slots[contract.VERDICTS] = address_of(self._verdicts)
-        self.slots[contract.DRAFT_TICKS] = self.slots[contract.FORWARD_TICKS] = 0
+        self.point(slots.GUESSED, np.zeros((steps, guesses), np.int64))
+        self.slots[slots.DRAFTS], self.slots[slots.WIDTHS] = steps, address_of(self._widths)
+        self.slots[slots.DEPTH] = self.slots[slots.DRAFTED] = 0
+        self.slots[slots.GUESS_RECORD] = address_of(drafting.record)
+        self.slots[slots.GUESSES], self.slots[slots.GUESS_COUNT] = address_of(drafting.guesses), guesses
+        self.slots[slots.CACHE_SHAPES], self.slots[slots.CACHE_COUNT] = address_of(shapes), len(shapes)
+        self.slots[slots.ROTARY : slots.ROTARY + 2] = self._of_positions
+        self.slots[slots.COSINES : slots.SINES + 1] = self._of_drafts
+        self.slots[slots.DRAFT_TOKEN] = address_of(drafts.token)
+        self.slots[slots.DRAFT_HIDDEN] = address_of(drafts.hidden)
+        self.slots[slots.DRAFT_FOLLOWING] = address_of(drafts.following)
+        self.slots[slots.DRAFT_WINDOW] = 0 if window is None else window + 1
+        self.slots[slots.VERDICTS] = address_of(self._verdicts)
+        self.slots[slots.DRAFT_TICKS] = self.slots[slots.FORWARD_TICKS] = 0
 
     @property
     def runs(self) -> int:
         """Number of times that the plan was run."""
-        return int(self.slots[contract.RAN])
+        return int(self.slots[slots.RAN])
 
     @property
     def last_row(self) -> int:
         """The last accepted row of the last run."""
-        return int(self.slots[contract.LAST_ROW])
+        return int(self.slots[slots.LAST_ROW])
 
     def chosen(self) -> list[int]:
         """The tokens after the first that were accepted."""
-        chosen: list[int] = self._tokens[1 : 1 + self.slots[contract.MOVED] + self.slots[contract.ACCEPTED]].tolist()
+        chosen: list[int] = self._tokens[1 : 1 + self.slots[slots.MOVED] + self.slots[slots.ACCEPTED]].tolist()
         return chosen
 
     def verdicts(self) -> list[DraftVerdict]:
@@ -258,12 +258,12 @@ class ForwardState(SlotArray):
     @property
     def draft_share(self) -> float:
         """Part of the time that went into drafts; 0 on processors without a clock."""
-        drafts, forwards = int(self.slots[contract.DRAFT_TICKS]), int(self.slots[contract.FORWARD_TICKS])
+        drafts, forwards = int(self.slots[slots.DRAFT_TICKS]), int(self.slots[slots.FORWARD_TICKS])
         return drafts / (drafts + forwards) if drafts else 0.0
 
     def set_window(self, positions: int | None) -> None:
         """Set how many positions a row sees in sliding attention; None if no layer has it."""
-        self.slots[contract.WINDOW + KIND_NUMBERS["sliding"]] = positions or 0
+        self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions or 0
 
     def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
         """Write the records of the sequences that the rows belong to, and the working memory of their attention.
@@ -272,21 +272,21 @@ class ForwardState(SlotArray):
         """
         for index, record in enumerate(records):
             self._addresses[index] = record.address
-        rows, keys = int(self.slots[contract.ALL]), max(record.most_keys for record in records)
+        rows, keys = int(self.slots[slots.ALL]), max(record.most_keys for record in records)
         scratch.reserve(rows, keys)
-        self.slots[contract.SEQUENCE_COUNT] = len(records)
-        self.slots[contract.SCRATCH] = scratch.address
-        self.slots[contract.SCRATCH_STRIDE] = scratch.stride
-        self.slots[contract.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
-        self.slots[contract.MAX_PARTS] = scratch.most_parts
-        self.slots[contract.COUNTERS] = scratch.counters
+        self.slots[slots.SEQUENCE_COUNT] = len(records)
+        self.slots[slots.SCRATCH] = scratch.address
+        self.slots[slots.SCRATCH_STRIDE] = scratch.stride
+        self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
+        self.slots[slots.MAX_PARTS] = scratch.most_parts
+        self.slots[slots.COUNTERS] = scratch.counters
         if (lookup := scratch.lookup) is not None:
             lookup.reserve(keys)
-            self.slots[contract.LOOKUP_SCRATCH], self.slots[contract.LOOKUP_SCRATCH_STRIDE] = (
+            self.slots[slots.LOOKUP_SCRATCH], self.slots[slots.LOOKUP_SCRATCH_STRIDE] = (
                 lookup.work,
                 lookup.work_bytes,
             )
-            self.slots[contract.SHARES], self.slots[contract.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
+            self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
 
 _ONE_ROW = TokenTree.chain([0])
@@ -306,9 +306,9 @@ class DraftState(ForwardState):
         self.plan, self.hidden, self.token, self.following = draft.plan, draft.hidden, draft.token, draft.following
         logits = np.zeros(draft.logits_width, np.float32)
         candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
-        self.point(contract.TOKENS, draft.token)
-        self.point(contract.HIDDEN, draft.normed)
-        self.point(contract.LOGITS, logits)
+        self.point(slots.TOKENS, draft.token)
+        self.point(slots.HIDDEN, draft.normed)
+        self.point(slots.LOGITS, logits)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(
@@ -326,7 +326,7 @@ class DraftState(ForwardState):
         for cache in caches.values():
             cache.reserve(length, 0)
         record.set_rows(_ONE_ROW, length)
-        record.set_place(contract.ALL, 0, 1)
+        record.set_place(slots.ALL, 0, 1)
         record.follow(caches)
         positions = np.arange(length, length + 1 + following)
         self.set_rows(_ONE_ROW.tokens, positions, positions[:1], _NO_ROWS)
@@ -342,13 +342,13 @@ class HeadsState(SlotArray):
     """
 
     def __init__(self, draft: DraftPlan) -> None:
-        super().__init__(contract.SLOTS)
+        super().__init__(slots.SLOTS)
         self.plan, self.hidden = draft.plan, draft.hidden
         candidates, (offsets, count) = _own_candidates(self, draft), draft.candidates.shape
         logits = np.zeros((offsets, draft.logits_width), np.float32)
-        self.slots[contract.ALL], self.slots[contract.WANTED] = 1, offsets
-        self.point(contract.HIDDEN, draft.normed)
-        self.point(contract.LOGITS, logits)
+        self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
+        self.point(slots.HIDDEN, draft.normed)
+        self.point(slots.LOGITS, logits)
         self.answer = Proposals(candidates, logits[:, :count])
 
 
@@ -357,5 +357,5 @@ def _own_candidates(state: SlotArray, draft: DraftPlan) -> NDArray[np.int64]:
     if not draft.candidates.flags.writeable:
         return draft.candidates
     candidates = draft.candidates.copy()
-    state.point(contract.CANDIDATES, candidates)
+    state.point(slots.CANDIDATES, candidates)
     return candidates

@@ -27,8 +27,10 @@ from ondevice.engines.protocol import TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, unit_type
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import SCRATCH_BYTES, Gated, KernelStep, Project
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.entries import read_groups
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, FORM_SHIFT, GROUPS, SCRATCH_BYTES
+from ondevice.engines.simd.kernels.contract.steps import Gated, KernelStep, Project
 from ondevice.engines.simd.model import DecoderLayer, read_target
 from ondevice.engines.simd.pack_file import pack_in_memory
 from ondevice.engines.simd.pack_layout import PackLayout
@@ -221,7 +223,7 @@ class LayerInputs:
                 part[: len(kept)] = kept
         positions = np.arange(rows)
         record.set_rows(TokenTree.chain(chunk.tokens.tolist()), 0)
-        for row_set in (contract.ALL, contract.WANTED):
+        for row_set in (slots.ALL, slots.WANTED):
             record.set_place(row_set, 0, rows)
         self._state.set_rows(chunk.tokens, positions, positions + 1, positions)
         self._state.set_sequences([record], self._scratch)
@@ -278,8 +280,8 @@ def _write(path: Path, arrays: Sequence[NDArray[Any]]) -> None:
 
 def _read(step: Project | Gated, rows: int) -> Float32Array:
     """The input of a product, float32[rows, width]."""
-    assert step.form >> contract.FORM_SHIFT == contract.GROUPS
+    assert step.form >> FORM_SHIFT == GROUPS
     blocks = step.matrix.blocks
-    out = np.empty((rows, contract.BLOCK * blocks), np.float32)
-    contract.read_groups(step.activations, blocks, out)
+    out = np.empty((rows, BLOCK * blocks), np.float32)
+    read_groups(step.activations, blocks, out)
     return out

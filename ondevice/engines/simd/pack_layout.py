@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.engines.simd.kernels.contract import BLOCK, EPILOGUE_BYTES, TILE, pack_epilogue, pack_scales, pack_tile
+from ondevice.engines.simd.kernels.contract.entries import pack_epilogue, pack_scales, pack_tile
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, EPILOGUE_BYTES, TILE
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.progress import Advance, Progress, silent
 

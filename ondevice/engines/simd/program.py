@@ -17,7 +17,7 @@ from ondevice.bundle_format.decoder import Decoder
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.contract import SCRATCH_BYTES, TILE
+from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
@@ -42,7 +42,7 @@ class Program:
     Attributes:
         models: the models; single rows of their tables are read in place, in the mapped files.
         caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
-        cache_shapes: int64[caches, 3], see `contract.CACHE_SHAPES`.
+        cache_shapes: int64[caches, 3], see `contract.slots.CACHE_SHAPES`.
         target: makes plans of the target's forwards.
         plan: `TargetPlanner.plan`, which keeps the MAX_PLANS last used ones; the whole one is made already.
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.contract import CHAINS, VECTORS, dots, instruction_set, read
+from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS, dots, read
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 
 COUNT = 1 << 17
 """Turns of a measurement, each of VECTORS dot products in each chain. They take 25 ms, so that the time to wake threads

@@ -18,7 +18,7 @@ from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import MultiStep, Rows, TokenTree
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.plan.builder import Plan
 from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
 from ondevice.engines.simd.program import Program
@@ -204,7 +204,7 @@ class TargetForward:
         self._state.set_drafting(
             batch.continuation.drafting, drafts, program.cache_shapes, program.models.target.config.window
         )
-        record.set_place(contract.ALL, 0, 1)  # the first step is the drafter's
+        record.set_place(slots.ALL, 0, 1)  # the first step is the drafter's
         last = int(batch.positions[0]) + count * batch.continuation.most
         steps = program.steps(program.plan(batch.path), last)
         draft = program.steps(drafts.plan, last), drafts.slots
@@ -238,8 +238,8 @@ class TargetForward:
         sessions = zip(records, batch.trees, batch.lengths, batch.sizes, batch.counts, strict=True)
         for record, tree, length, size, wanted in sessions:
             record.set_rows(tree, length)
-            record.set_place(contract.ALL, first, size)
-            record.set_place(contract.WANTED, first_wanted, wanted)
+            record.set_place(slots.ALL, first, size)
+            record.set_place(slots.WANTED, first_wanted, wanted)
             first, first_wanted = first + size, first_wanted + wanted
         positions = batch.positions
         if batch.continuation is not None:

@@ -19,7 +19,9 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, MOST_RUNS, RAN, TICKS, WIDTH, run, spin_for_next
+from ondevice.engines.simd.kernels.contract.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
+from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, RAN
+from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 

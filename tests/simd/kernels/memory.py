@@ -11,7 +11,8 @@ from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, unit_type
 from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, STEPS, UNIT
+from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
+from ondevice.engines.simd.kernels.contract.matrices import FLOATS, FORM_SHIFT, GROUPS, STEPS
 from tests.simd.kernels.twins import Floats, Quantized
 
 

@@ -11,14 +11,16 @@ import pytest
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import mix, score, weigh
 from ondevice.engines.simd.kernels.attention.float_tile import TILE_PAIRS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
 from ondevice.engines.simd.kernels.attention.scratch import KVHead, States
-from ondevice.engines.simd.kernels.contract import PART, SCORE_BYTES, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
+from ondevice.engines.simd.kernels.contract import attention_memory, slots
+from ondevice.engines.simd.kernels.contract.attention_memory import PART, SCORE_BYTES, SPLIT_ROWS, UNIT
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
+from ondevice.engines.simd.kernels.contract.steps import Attend, to_row
 from tests.fixtures.pairwise import pairwise
 from tests.simd.kernels import twins
 from tests.simd.kernels.memory import cache_of, codes_of, numbers_of, read_records
@@ -49,11 +51,11 @@ def run(
     state, record = ForwardState(len(tree), [], bits), SequenceRecord({0: 0})
     scratch = AttentionScratch(head_dim, heads, 1)
     record.set_rows(tree, length)
-    record.set_place(contract.ALL, 0, len(tree))
-    record.set_place(contract.WANTED, 0, count)
+    record.set_place(slots.ALL, 0, len(tree))
+    record.set_place(slots.WANTED, 0, count)
     record.most_keys = length + len(tree)
     for offset in range(2):
-        record.point(contract.CACHES + offset, cache[offset])
+        record.point(slots.CACHES + offset, cache[offset])
     positions = length + tree.depths()
     state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)
@@ -61,7 +63,7 @@ def run(
     records = np.zeros(count * heads * head_dim // 32 * ROW_BYTES, np.uint8)
     row = to_row(
         Attend(
-            contract.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
+            slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
         )
     )
     claims = np.zeros(1, np.int64)
@@ -224,7 +226,7 @@ def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: b
     starts = (-instruction_set().int8_zero * queries.sum(axis=1)).astype(np.int32)
     scores = np.zeros((members, units * UNIT), np.float32)
 
-    scratch = contract.scratch_at(0, head_dim)._replace(
+    scratch = attention_memory.scratch_at(0, head_dim)._replace(
         codes=laid.ctypes.data, starts=starts.ctypes.data, query_scales=factors.ctypes.data
     )
     size = cache.strides[1]

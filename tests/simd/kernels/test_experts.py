@@ -13,8 +13,9 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import IN_GROUPS, INT4, WeightFormat
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import SCRATCH_BYTES, Choose, to_row
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.contract.steps import Choose, to_row
 from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.model import Experts
 from ondevice.engines.simd.pack_layout import PackLayout
@@ -62,14 +63,14 @@ def mixed(
     buffers = Buffers()
     builder = PlanBuilder(layout.places, pack_of(layout), buffers, len(hidden), EPS)
     stream, out = hidden.copy(), dense.copy()
-    ExpertsPlanner(builder, [experts]).add(experts, "gelu_tanh", contract.ALL, buffers.hold(stream), buffers.hold(out))
-    state = np.zeros(contract.SLOTS, np.int64)
-    state[contract.ALL] = len(hidden)
+    ExpertsPlanner(builder, [experts]).add(experts, "gelu_tanh", slots.ALL, buffers.hold(stream), buffers.hold(out))
+    state = np.zeros(slots.SLOTS, np.int64)
+    state[slots.ALL] = len(hidden)
     pool = ThreadPool(threads, SCRATCH_BYTES)
     pool.run(builder.plan().steps, state, 0)
     pool.close()
     np.testing.assert_array_equal(stream, hidden)
-    return out, int(state[contract.EXPERTS_READ])
+    return out, int(state[slots.EXPERTS_READ])
 
 
 def choices(experts: Experts, hidden: twins.Floats) -> tuple[npt.NDArray[np.int64], twins.Wide]:
@@ -150,9 +151,9 @@ def chosen_by(scores: npt.NDArray[np.float32], top: int) -> dict[str, npt.NDArra
     }
     scale = np.ones(count, np.float32)
     addresses = {name: array.ctypes.data for name, array in out.items()}
-    step = Choose(contract.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses)
-    state = np.zeros(contract.SLOTS, np.int64)
-    state[contract.ALL] = rows
+    step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses)
+    state = np.zeros(slots.SLOTS, np.int64)
+    state[slots.ALL] = rows
     choose(np.array(to_row(step)), state)
     return out
 

@@ -18,11 +18,12 @@ from numba import njit
 
 from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, IN_GROUPS, WeightFormat
 from ondevice.engines.protocol import KVCacheType, TokenTree
-from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention import key_codes, lookup
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head
-from ondevice.engines.simd.kernels.contract import SPAN, UNIT, Choose, ChooseClusters, to_row
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.attention_memory import SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.steps import Choose, ChooseClusters, to_row
 from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.kernels.isa.vector import argmax_lanes, load
 from ondevice.engines.simd.kernels.rows import best_of, shortlist
@@ -174,11 +175,11 @@ def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: in
     chosen, pairs = guards.full(rows * top, -1, np.int64), guards.full(rows * top, -1, np.int64)
     groups, counts = guards.zeros(3 + 2 * experts, np.int64), guards.zeros(experts, np.int64)
     step = Choose(
-        contract.ALL, scores.ctypes.data, experts, top, scale.ctypes.data, weights.ctypes.data,
+        slots.ALL, scores.ctypes.data, experts, top, scale.ctypes.data, weights.ctypes.data,
         chosen.ctypes.data, groups.ctypes.data, pairs.ctypes.data, counts.ctypes.data,
     )  # fmt: skip
-    state = guards.zeros(contract.SLOTS, np.int64)
-    state[contract.ALL] = rows
+    state = guards.zeros(slots.SLOTS, np.int64)
+    state[slots.ALL] = rows
     choose(np.array(to_row(step)), state)
     assert sorted(chosen.tolist()) == list(range(rows * top))
     assert np.bincount(pairs, minlength=rows).tolist() == [top] * rows

@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.engines.simd.kernels.attention import key_codes, lookup
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS
-from ondevice.engines.simd.kernels.contract import SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.attention_memory import SPAN, UNIT
 from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle
 from ondevice.native import library
 from tests.simd.kernels import lookup_twins as twins

@@ -12,19 +12,13 @@ from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.caches import BITS
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention import key_codes
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
-from ondevice.engines.simd.kernels.contract import (
-    SPAN,
-    UNIT,
-    Attend,
-    KernelStep,
-    LookUp,
-    to_row,
-)
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.attention_memory import SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.steps import Attend, KernelStep, LookUp, to_row
 from ondevice.engines.simd.plan.builder import Plan
 from tests.simd.kernels import lookup_twins, twins
 from tests.simd.kernels.memory import cache_of, numbers_of, read_records
@@ -49,16 +43,16 @@ class Case:
         self.chosen = np.zeros(1 + MOST, np.int64)
         self._state, self._record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         self._record.set_rows(TokenTree.chain([0]), LENGTH - 1)
-        self._record.set_place(contract.ALL, 0, 1)
+        self._record.set_place(slots.ALL, 0, 1)
         self._record.most_keys = LENGTH
         for offset, array in enumerate((*self.cache, self.codes, self.book)):
-            self._record.point(contract.CACHES + offset, array)
+            self._record.point(slots.CACHES + offset, array)
         position = np.array([LENGTH - 1])
         self._state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         self._scratch = AttentionScratch(HEAD_DIM, heads, 1, LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1))
         self._state.set_sequences([self._record], self._scratch)
         self._out = np.zeros(heads * HEAD_DIM // 32 * ROW_BYTES, np.uint8)
-        x = (contract.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
+        x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
         attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
         self.attends = attend._replace(window=WINDOW, chosen=self.chosen.ctypes.data, most=MOST)

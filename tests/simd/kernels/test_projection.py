@@ -21,7 +21,8 @@ from ondevice.bundle_format.weight_format import (
     WeightFormat,
 )
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
-from ondevice.engines.simd.kernels.contract import GELU, SCRATCH_BYTES, SILU, PackedMatrix, groups_form
+from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, groups_form
+from ondevice.engines.simd.kernels.contract.steps import GELU, SILU, PackedMatrix
 from ondevice.engines.simd.kernels.project import Activations, FloatRows, InputRows, gated, project
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind

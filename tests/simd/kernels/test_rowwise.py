@@ -13,7 +13,8 @@ from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.engines.simd.kernels.activations import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.attention.float_tile import to_half
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate
-from ondevice.engines.simd.kernels.contract import Table, groups_form
+from ondevice.engines.simd.kernels.contract.matrices import groups_form
+from ondevice.engines.simd.kernels.contract.steps import Table
 from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.vector import floats16, load, pointer_to, read, store, widen_half

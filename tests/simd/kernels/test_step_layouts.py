@@ -9,8 +9,8 @@ import numba
 import numpy as np
 import pytest
 
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import LAYOUTS, WIDTH, KernelStep, field_types, from_row, to_row
+from ondevice.engines.simd.kernels.contract import steps
+from ondevice.engines.simd.kernels.contract.steps import LAYOUTS, WIDTH, KernelStep, field_types, from_row, to_row
 from ondevice.engines.simd.kernels.isa.jit import read_step
 
 
@@ -52,5 +52,5 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "ACTIVATE",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
-        assert getattr(contract, name) == number
+        assert getattr(steps, name) == number
         assert layout.__name__.upper() == name.replace("_", "")

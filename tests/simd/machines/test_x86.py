@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from benchmarks.speed.tile_code import tile_code
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
-from ondevice.engines.simd.kernels.contract import GROUPS, PRODUCTS
+from ondevice.engines.simd.kernels.contract.matrices import GROUPS, PRODUCTS
 from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native import library
 

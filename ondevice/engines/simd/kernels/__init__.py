@@ -6,7 +6,7 @@ weights and caches may hold any numbers: an index that follows from a comparison
 lanes, is within its range whatever they are, and NaN and infinity stay what they are where numbers are quantised. Each
 output element is summed in one fixed order, whatever the number of rows, the thread or the instruction set.
 
-    contract     all that Python and kernels agree on: functions, steps, slots, sizes. The engine imports nothing else
+    contract/    all that Python and kernels agree on: functions, steps, slots, sizes. The engine imports nothing else
     forward      runs all steps of a plan, with a barrier after each: read this first
     project      products of a whole matrix, 80 % of a forward's time: a thread's share of its tiles, times all rows
     tiles        one tile: the code emitted for 16 output rows times 1 to 8 rows, with the arithmetic of a block;

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import (
     FORM_SHIFT,
     GROUPS,
     MAX_GROUP_ROWS,
     PAIRED_BYTES,
     STEPS,
     SUMS,
-    instruction_set,
 )
 from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i8, read_i32, write_i32
 from ondevice.engines.simd.kernels.isa.vector import (
@@ -179,7 +179,7 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
 
 @kernel
 def read_groups(activations: int, blocks: int, out: np.ndarray) -> None:
-    """See `contract.read_groups`."""
+    """See `contract.entries.read_groups`."""
     for first in range(0, len(out), MAX_GROUP_ROWS):
         rows = min(MAX_GROUP_ROWS, len(out) - first)
         for block in range(blocks):

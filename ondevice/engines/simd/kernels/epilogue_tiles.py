@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels.contract import BLOCK, TILE, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, TILE
 from ondevice.engines.simd.kernels.formats import UNPACK_SPLIT, most_ways
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,

@@ -10,7 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import ROW_BYTES, copy_block, inverse_rms, norm, norm_quantize_row
-from ondevice.engines.simd.kernels.contract import EXPERTS_READ, LANES, MAX_GROUP_ROWS, Choose, Mix, Score, Spread
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
+from ondevice.engines.simd.kernels.contract.matrices import MAX_GROUP_ROWS
+from ondevice.engines.simd.kernels.contract.slots import EXPERTS_READ
+from ondevice.engines.simd.kernels.contract.steps import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store

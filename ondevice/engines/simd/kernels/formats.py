@@ -26,7 +26,8 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
-from ondevice.engines.simd.kernels.contract import BLOCK, LANES, TILE, InstructionSet
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, InstructionSet
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, TILE
 from ondevice.engines.simd.kernels.isa.dot import interleaved
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import (

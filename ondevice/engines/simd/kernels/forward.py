@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row
-from ondevice.engines.simd.kernels.contract import CLAIMS, LINE, TICKS, Attend
+from ondevice.engines.simd.kernels.contract import slots, steps
+from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -62,13 +63,13 @@ def run(
     Returns:
         The number of arrivals when all threads are done.
     """
-    arrivals, drafts = before, state[contract.DRAFTS] > 0
-    turns, turn = drafts or state[contract.MOST_RUNS] > 1, np.int64(contract.DRAFT if drafts else contract.FORWARD)
+    arrivals, drafts = before, state[slots.DRAFTS] > 0
+    turns, turn = drafts or state[slots.MOST_RUNS] > 1, np.int64(slots.DRAFT if drafts else slots.FORWARD)
     if thread == 0:
-        state[contract.RAN] = 1
-    while turn != contract.END:
+        state[slots.RAN] = 1
+    while turn != slots.END:
         began = ticks()
-        if turn == contract.DRAFT:
+        if turn == slots.DRAFT:
             run_steps(draft_plan, draft_state, thread, threads, counters, arrivals, scratch)
             arrivals += threads * len(draft_plan)
         else:
@@ -77,12 +78,12 @@ def run(
         if not turns:
             break  # behind the last barrier no slot is read: the next call may write it while this thread is stopped
         if thread == 0:
-            state[contract.TURN] = continue_run(state, draft_state, turn)
-            place = contract.DRAFT_TICKS if turn == contract.DRAFT else contract.FORWARD_TICKS
+            state[slots.TURN] = continue_run(state, draft_state, turn)
+            place = slots.DRAFT_TICKS if turn == slots.DRAFT else slots.FORWARD_TICKS
             state[place] += ticks() - began
         arrivals += threads
         wait_for_all(counters, thread, arrivals)
-        turn = state[contract.TURN]
+        turn = state[slots.TURN]
     if turns:
         arrivals += threads
         wait_for_all(counters, thread, arrivals)
@@ -96,8 +97,8 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
     """One thread's share of every step.
 
     Args:
-        plan: int64[steps, WIDTH], see `contract`.
-        state: the forward's slots, int64, see `contract`.
+        plan: int64[steps, WIDTH], see `contract.steps`.
+        state: the forward's slots, int64, see `contract.slots`.
         thread, threads: number of this thread, and how many take part.
         counters: address of TICKS + threads lines, zeros before the first run.
         before: number of arrivals at the barrier before any thread began.
@@ -110,40 +111,40 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
         kind = words[0]
         if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
-        if kind == contract.PROJECT:
+        if kind == steps.PROJECT:
             project_share(words, state, threads, claims)
-        elif kind == contract.GATED:
+        elif kind == steps.GATED:
             gated_share(words, state, threads, claims, scratch)
-        elif kind == contract.RESIDUAL:
+        elif kind == steps.RESIDUAL:
             residual(words, state, thread, threads)
-        elif kind == contract.HEAD:
+        elif kind == steps.HEAD:
             head(words, state, thread, threads, scratch)
-        elif kind == contract.ATTEND:
+        elif kind == steps.ATTEND:
             attend(words, state, thread, threads, claims)
-        elif kind == contract.LOOK_UP:
+        elif kind == steps.LOOK_UP:
             look_up_share(words, state, thread, threads, claims)
-        elif kind == contract.SCORE:
+        elif kind == steps.SCORE:
             score(words, state, thread, threads)
-        elif kind == contract.CHOOSE:
+        elif kind == steps.CHOOSE:
             if thread == 0:
                 choose(words, state)
-        elif kind == contract.SPREAD:
+        elif kind == steps.SPREAD:
             spread(words, thread, threads)
-        elif kind == contract.MIX:
+        elif kind == steps.MIX:
             mix(words, state, thread, threads)
-        elif kind == contract.EMBED:
+        elif kind == steps.EMBED:
             embed(words, state, thread, threads)
-        elif kind == contract.PER_LAYER:
+        elif kind == steps.PER_LAYER:
             per_layer(words, state, thread, threads)
-        elif kind == contract.SELECT:
+        elif kind == steps.SELECT:
             select(words, state, thread, threads)
-        elif kind == contract.CENTROID_SCORES:
+        elif kind == steps.CENTROID_SCORES:
             centroid_scores(words, state, thread, threads)
-        elif kind == contract.CHOOSE_CLUSTERS:
+        elif kind == steps.CHOOSE_CLUSTERS:
             shortlist(words, thread, threads)
-        elif kind == contract.CANDIDATE_LOGITS:
+        elif kind == steps.CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
-        elif kind == contract.ACTIVATE:
+        elif kind == steps.ACTIVATE:
             activate(words, state, thread, threads)
         wait_for_all(counters, thread, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims
@@ -162,39 +163,39 @@ def continue_run(state: np.ndarray, draft_state: np.ndarray, turn: int) -> int:
     Returns:
         The next turn: END, FORWARD or DRAFT.
     """
-    if turn == contract.DRAFT:
+    if turn == slots.DRAFT:
         return take_guesses(state)
-    run, last, token = state[contract.RAN], state[contract.RAN] == state[contract.MOST_RUNS], np.int64(-1)
-    state[contract.ACCEPTED] = state[contract.LAST_ROW] = 0
-    if state[contract.DRAFTS]:
+    run, last, token = state[slots.RAN], state[slots.RAN] == state[slots.MOST_RUNS], np.int64(-1)
+    state[slots.ACCEPTED] = state[slots.LAST_ROW] = 0
+    if state[slots.DRAFTS]:
         token = verify(state)
     elif not last:
         token = chosen_after(state, 0, 0)
     if last or token < 0:
-        move(state, draft_state, -state[contract.MOVED])
-        return contract.END
-    rows = state[contract.ACCEPTED] + 1
-    state[contract.MOVED] += rows
+        move(state, draft_state, -state[slots.MOVED])
+        return slots.END
+    rows = state[slots.ACCEPTED] + 1
+    state[slots.MOVED] += rows
     move(state, draft_state, rows)
-    write_i64(state[contract.TOKENS], token)
-    sequence = read_i64(state[contract.SEQUENCES])
-    length = read_i64(sequence + 8 * contract.LENGTH) + rows
-    write_i64(sequence + 8 * contract.LENGTH, length)
-    state[contract.RAN] = run + 1
-    if not state[contract.DRAFTS]:
-        state[contract.LOGITS] += state[contract.LOGITS_STRIDE]
-        state[contract.HIDDEN] += state[contract.HIDDEN_STRIDE]
+    write_i64(state[slots.TOKENS], token)
+    sequence = read_i64(state[slots.SEQUENCES])
+    length = read_i64(sequence + 8 * slots.LENGTH) + rows
+    write_i64(sequence + 8 * slots.LENGTH, length)
+    state[slots.RAN] = run + 1
+    if not state[slots.DRAFTS]:
+        state[slots.LOGITS] += state[slots.LOGITS_STRIDE]
+        state[slots.HIDDEN] += state[slots.HIDDEN_STRIDE]
         place_row(state, 0, 0, length)
-        return contract.FORWARD
-    state[contract.DEPTH] = 0
-    write_i64(state[contract.DRAFT_TOKEN], token)
-    hidden = state[contract.HIDDEN] + state[contract.LAST_ROW] * state[contract.HIDDEN_STRIDE]
-    copy(hidden, state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
+        return slots.FORWARD
+    state[slots.DEPTH] = 0
+    write_i64(state[slots.DRAFT_TOKEN], token)
+    hidden = state[slots.HIDDEN] + state[slots.LAST_ROW] * state[slots.HIDDEN_STRIDE]
+    copy(hidden, state[slots.DRAFT_HIDDEN], state[slots.HIDDEN_STRIDE] // 4)
     for kind in range(2):
-        write_i64(draft_state[contract.STOP + kind], length)
-    draft_state[contract.WINDOW + 1] = min(length, state[contract.DRAFT_WINDOW])
-    write_i64(sequence + 8 * (contract.ROW_COUNT + contract.ALL), np.int64(1))
-    return contract.DRAFT
+        write_i64(draft_state[slots.STOP + kind], length)
+    draft_state[slots.WINDOW + 1] = min(length, state[slots.DRAFT_WINDOW])
+    write_i64(sequence + 8 * (slots.ROW_COUNT + slots.ALL), np.int64(1))
+    return slots.DRAFT
 
 
 @kernel
@@ -202,35 +203,35 @@ def take_guesses(state: np.ndarray) -> int:
     """Keep the tokens that are chosen from the drafter's logits; returns the next turn, another step after the first of
     them or the forward. Where none can be chosen, as from a damaged drafter, the draft ends.
     """
-    record, depth, count = state[contract.GUESS_RECORD], state[contract.DEPTH], state[contract.GUESS_COUNT]
-    length = read_i64(read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH)
+    record, depth, count = state[slots.GUESS_RECORD], state[slots.DEPTH], state[slots.GUESS_COUNT]
+    length = read_i64(read_i64(state[slots.SEQUENCES]) + 8 * slots.LENGTH)
     for rank in range(count):
-        write_i64(state[contract.GUESSES] + 8 * rank, np.int64(-1))
-    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + depth)
-    token = call_entry(state[contract.NEXT_TOKEN], record)
+        write_i64(state[slots.GUESSES] + 8 * rank, np.int64(-1))
+    write_i64(record + 8 * slots.CHOSEN_AT, length + 1 + depth)
+    token = call_entry(state[slots.NEXT_TOKEN], record)
     if is_token(state, token):
         for rank in range(count):
-            guess = read_i64(state[contract.GUESSES] + 8 * rank)
+            guess = read_i64(state[slots.GUESSES] + 8 * rank)
             write_i64(guess_at(state, depth, rank), guess if is_token(state, guess) else np.int64(-1))
-        state[contract.DEPTH] = depth + 1
-        if depth + 1 < state[contract.DRAFTS]:
-            write_i64(state[contract.DRAFT_TOKEN], token)
-            copy(state[contract.DRAFT_FOLLOWING], state[contract.DRAFT_HIDDEN], state[contract.HIDDEN_STRIDE] // 4)
-            return contract.DRAFT
+        state[slots.DEPTH] = depth + 1
+        if depth + 1 < state[slots.DRAFTS]:
+            write_i64(state[slots.DRAFT_TOKEN], token)
+            copy(state[slots.DRAFT_FOLLOWING], state[slots.DRAFT_HIDDEN], state[slots.HIDDEN_STRIDE] // 4)
+            return slots.DRAFT
     write_rows(state, length)
-    return contract.FORWARD
+    return slots.FORWARD
 
 
 @kernel
 def is_token(state: np.ndarray, token: int) -> Any:
     """Whether a number is the id of a token."""
-    return 0 <= token < read_i64(state[contract.NEXT_RECORD] + 8 * contract.VOCABULARY)
+    return 0 <= token < read_i64(state[slots.NEXT_RECORD] + 8 * slots.VOCABULARY)
 
 
 @kernel
 def guess_at(state: np.ndarray, depth: int, rank: int) -> Any:
     """The address of a guess of the present draft."""
-    return state[contract.GUESSED] + 8 * (depth * state[contract.GUESS_COUNT] + rank)
+    return state[slots.GUESSED] + 8 * (depth * state[slots.GUESS_COUNT] + rank)
 
 
 @kernel
@@ -238,23 +239,23 @@ def write_rows(state: np.ndarray, length: int) -> None:
     """Write the rows of a draft after the newest token: the first guess of each step, then the other ones. A draft that
     ended early has the first guesses alone, so that each row has the place in the tree that its path says.
     """
-    depths = state[contract.DEPTH]
+    depths = state[slots.DEPTH]
     place_row(state, 0, 0, length)
     for depth in range(depths):
-        write_i64(state[contract.TOKENS] + 8 * (depth + 1), read_i64(guess_at(state, depth, 0)))
+        write_i64(state[slots.TOKENS] + 8 * (depth + 1), read_i64(guess_at(state, depth, 0)))
         place_row(state, depth + 1, depth + 1, length)
     row = depths + 1
-    for depth in range(depths if depths == state[contract.DRAFTS] else 0):
-        for rank in range(1, read_i64(state[contract.WIDTHS] + 8 * depth)):
+    for depth in range(depths if depths == state[slots.DRAFTS] else 0):
+        for rank in range(1, read_i64(state[slots.WIDTHS] + 8 * depth)):
             guess = read_i64(guess_at(state, depth, rank))
-            write_i64(state[contract.TOKENS] + 8 * row, guess if guess >= 0 else read_i64(guess_at(state, depth, 0)))
+            write_i64(state[slots.TOKENS] + 8 * row, guess if guess >= 0 else read_i64(guess_at(state, depth, 0)))
             place_row(state, row, depth + 1, length)
             row += 1
-    state[contract.DRAFTED] = row - 1
-    sequence = read_i64(state[contract.SEQUENCES])
+    state[slots.DRAFTED] = row - 1
+    sequence = read_i64(state[slots.SEQUENCES])
     for row_set in range(2):
         state[row_set] = row
-        write_i64(sequence + 8 * (contract.ROW_COUNT + row_set), row)
+        write_i64(sequence + 8 * (slots.ROW_COUNT + row_set), row)
 
 
 @kernel
@@ -265,16 +266,14 @@ def verify(state: np.ndarray) -> Any:
     A token that is not the first guess of its step may be another one. Nothing follows such a row: the next step has
     read the first guess.
     """
-    depth, row, rank, hits = state[contract.DEPTH], np.int64(0), np.int64(0), np.int64(0)
+    depth, row, rank, hits = state[slots.DEPTH], np.int64(0), np.int64(0), np.int64(0)
     accepted, beside = np.int64(0), depth + 1
-    if not depth and state[contract.RAN] == state[contract.MOST_RUNS]:
-        token = np.int64(-1)  # the caller chooses it
-    else:
-        token = chosen_after(state, 0, 0)
+    last = not depth and state[slots.RAN] == state[slots.MOST_RUNS]  # then the caller chooses the token
+    token = np.int64(-1) if last else chosen_after(state, 0, 0)
     while hits < depth and rank == 0 and token >= 0:
         rank = rank_of(state, hits, token)
-        width = read_i64(state[contract.WIDTHS] + 8 * hits)
-        if rank < 0 or (rank > 0 and (rank >= width or state[contract.DRAFTED] == depth)):
+        width = read_i64(state[slots.WIDTHS] + 8 * hits)
+        if rank < 0 or (rank > 0 and (rank >= width or state[slots.DRAFTED] == depth)):
             break
         row = beside + rank - 1 if rank else hits + 1
         accepted += 1
@@ -284,9 +283,9 @@ def verify(state: np.ndarray) -> Any:
         else:
             hits += 1
         token = chosen_after(state, row, accepted)
-    state[contract.ACCEPTED], state[contract.LAST_ROW] = accepted, row
-    verdict = state[contract.VERDICTS] + 40 * (state[contract.RAN] - 1)
-    write_i64(verdict, state[contract.DRAFTED])
+    state[slots.ACCEPTED], state[slots.LAST_ROW] = accepted, row
+    verdict = state[slots.VERDICTS] + 40 * (state[slots.RAN] - 1)
+    write_i64(verdict, state[slots.DRAFTED])
     write_i64(verdict + 8, depth)
     write_i64(verdict + 16, accepted)
     write_i64(verdict + 24, hits)
@@ -297,7 +296,7 @@ def verify(state: np.ndarray) -> Any:
 @kernel
 def rank_of(state: np.ndarray, depth: int, token: int) -> Any:
     """The rank of a token among the guesses of a step; -1 if it is none of them."""
-    for rank in range(state[contract.GUESS_COUNT]):
+    for rank in range(state[slots.GUESS_COUNT]):
         if read_i64(guess_at(state, depth, rank)) == token:
             return np.int64(rank)
     return np.int64(-1)
@@ -306,37 +305,37 @@ def rank_of(state: np.ndarray, depth: int, token: int) -> Any:
 @kernel
 def move_accepted(state: np.ndarray, row: int, place: int) -> None:
     """Move the token, the keys and the values of a row of the draft to the row `place` before it."""
-    write_i64(state[contract.TOKENS] + 8 * place, read_i64(state[contract.TOKENS] + 8 * row))
-    sequence = read_i64(state[contract.SEQUENCES])
-    for cache in range(state[contract.CACHE_COUNT]):
-        shape = state[contract.CACHE_SHAPES] + 24 * cache
-        first = read_i64(sequence + 8 * contract.LENGTH) - read_i64(sequence + 8 * (contract.BASE + read_i64(shape)))
-        at = sequence + 8 * (contract.CACHES + 2 * cache)
+    write_i64(state[slots.TOKENS] + 8 * place, read_i64(state[slots.TOKENS] + 8 * row))
+    sequence = read_i64(state[slots.SEQUENCES])
+    for cache in range(state[slots.CACHE_COUNT]):
+        shape = state[slots.CACHE_SHAPES] + 24 * cache
+        first = read_i64(sequence + 8 * slots.LENGTH) - read_i64(sequence + 8 * (slots.BASE + read_i64(shape)))
+        at = sequence + 8 * (slots.CACHES + 2 * cache)
         keys, values = read_i64(at), read_i64(at + 8)
         heads, size = read_i64(shape + 8), read_i64(shape + 16)
-        move_row(state[contract.CACHE_BITS], keys, values, first + row, first + place, heads, size)
+        move_row(state[slots.CACHE_BITS], keys, values, first + row, first + place, heads, size)
 
 
 @kernel
 def chosen_after(state: np.ndarray, row: int, depth: int) -> Any:
     """The token that is chosen from a row of logits, `depth` positions after the newest token; negative for none."""
-    record = state[contract.NEXT_RECORD]
-    length = read_i64(read_i64(state[contract.SEQUENCES]) + 8 * contract.LENGTH)
-    write_i64(record + 8 * contract.CHOSEN_FROM, state[contract.LOGITS] + row * state[contract.LOGITS_STRIDE])
-    write_i64(record + 8 * contract.CHOSEN_AT, length + 1 + depth)
-    return call_entry(state[contract.NEXT_TOKEN], record)
+    record = state[slots.NEXT_RECORD]
+    length = read_i64(read_i64(state[slots.SEQUENCES]) + 8 * slots.LENGTH)
+    write_i64(record + 8 * slots.CHOSEN_FROM, state[slots.LOGITS] + row * state[slots.LOGITS_STRIDE])
+    write_i64(record + 8 * slots.CHOSEN_AT, length + 1 + depth)
+    return call_entry(state[slots.NEXT_TOKEN], record)
 
 
 @kernel
 def move(state: np.ndarray, draft_state: np.ndarray, rows: int) -> None:
     """Move the addresses of tokens, cosines and sines by so many rows."""
-    state[contract.TOKENS] += 8 * rows
-    step = state[contract.ROTARY_STRIDE] * rows
-    table = contract.ROTARY if state[contract.DRAFTS] else contract.COSINES
+    state[slots.TOKENS] += 8 * rows
+    step = state[slots.ROTARY_STRIDE] * rows
+    table = slots.ROTARY if state[slots.DRAFTS] else slots.COSINES
     for kind in range(2):
         state[table + kind] += step
-        if state[contract.DRAFTS]:
-            draft_state[contract.COSINES + kind] += step
+        if state[slots.DRAFTS]:
+            draft_state[slots.COSINES + kind] += step
 
 
 @kernel
@@ -345,9 +344,9 @@ def place_row(state: np.ndarray, row: int, depth: int, length: int) -> None:
     up to its own, and with drafts it gets the cosines and sines of that position.
     """
     for kind in range(2):
-        write_i64(state[contract.STOP + kind] + 8 * row, length + depth + 1)
-    if state[contract.DRAFTS]:
-        stride = state[contract.ROTARY_STRIDE]
+        write_i64(state[slots.STOP + kind] + 8 * row, length + depth + 1)
+    if state[slots.DRAFTS]:
+        stride = state[slots.ROTARY_STRIDE]
         for table in range(2):
-            out = state[contract.COSINES + table] + row * stride
-            copy(state[contract.ROTARY + table] + depth * stride, out, stride // 4)
+            out = state[slots.COSINES + table] + row * stride
+            copy(state[slots.ROTARY + table] + depth * stride, out, stride // 4)

@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from ondevice.engines.simd.kernels.activations import group_address, sum_codes, write_input
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.matrices import (
     EPILOGUE_BYTES,
     GROUPS,
     GROUPS4,
@@ -24,17 +24,12 @@ from ondevice.engines.simd.kernels.contract import (
     GROUPS8,
     MAX_GROUP_ROWS,
     PRODUCTS,
-    RELU,
-    SILU,
     STEPS2,
     STEPS4,
     STEPS8,
     TILE,
-    Activate,
-    Gated,
-    PackedMatrix,
-    Project,
 )
+from ondevice.engines.simd.kernels.contract.steps import RELU, SILU, Activate, Gated, PackedMatrix, Project
 from ondevice.engines.simd.kernels.epilogue_tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product
 from ondevice.engines.simd.kernels.isa.dot import emit_cases
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
@@ -140,7 +135,7 @@ _NONE: Any = np.int64(0)
 def count_groups(groups: int) -> Any:
     """The number of groups of rows.
 
-    groups : address of the groups, see `contract.Choose`; 0 if all rows are one group
+    groups : address of the groups, see `contract.steps.Choose`; 0 if all rows are one group
     """
     return read_i64(groups) if groups else np.int64(1)
 
@@ -235,7 +230,7 @@ def gated(
         matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
         activations: the input rows.
         factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
-        function: `contract.SILU`, or GELU.
+        function: `contract.steps.SILU`, or GELU.
         out: the destination.
         scratch: address of SCRATCH_BYTES of this thread.
         start, stop: blocks of outputs.

@@ -8,7 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import AVX2, CHAINS, NEON, VECTORS, instruction_set
+from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS
+from ondevice.engines.simd.kernels.contract.instruction_sets import AVX2, NEON, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import write_f32

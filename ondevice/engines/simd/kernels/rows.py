@@ -12,12 +12,8 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.activations import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.attention.scratch import source_row
-from ondevice.engines.simd.kernels.contract import (
-    ALL,
-    CANDIDATES,
-    LOGITS,
-    TOKENS,
-    WANTED,
+from ondevice.engines.simd.kernels.contract.slots import ALL, CANDIDATES, LOGITS, TOKENS, WANTED
+from ondevice.engines.simd.kernels.contract.steps import (
     CandidateLogits,
     CentroidScores,
     ChooseClusters,
@@ -194,7 +190,7 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
 
 @kernel
 def subtract_product(out: int, left: int, right: int, stride: int, rows: int) -> None:
-    """See `contract.subtract_product`. `right`, 4 KB, stays in the first level of cache while all rows pass."""
+    """See `contract.entries.subtract_product`. `right`, 4 KB, stays in the first level of cache while all rows pass."""
     row = 0
     while row < rows:  # two rows at a time: of a last single one, twice the same
         own, other = stride * row, stride * min(row + 1, rows - 1)

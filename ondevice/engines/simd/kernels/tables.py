@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.contract import Table
+from ondevice.engines.simd.kernels.contract.steps import Table
 from ondevice.engines.simd.kernels.formats import int2_weights, int4_weights, int8_weights
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
 from ondevice.engines.simd.kernels.isa.shuffle import load_levels

@@ -43,16 +43,9 @@ from ondevice.engines.simd.kernels.activations import (
     SHIFT,
     START,
 )
-from ondevice.engines.simd.kernels.contract import (
-    AVX2,
-    AVX_VNNI,
-    LINE,
-    PAIRED_BYTES,
-    PRODUCTS,
-    TILE,
-    InstructionSet,
-    instruction_set,
-)
+from ondevice.engines.simd.kernels.contract.entries import LINE
+from ondevice.engines.simd.kernels.contract.instruction_sets import AVX2, AVX_VNNI, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import PAIRED_BYTES, PRODUCTS, TILE
 from ondevice.engines.simd.kernels.formats import paired_codes, unpack
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,
@@ -105,7 +98,7 @@ def tile_product(
     """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * (scale[r] * (w[n] . q[r])), block after block.
 
     Args:
-        product: kind of product, one of `contract.IN_GROUPS`. The minimums, and the first product, are those of
+        product: kind of product, one with activations in GROUPS. The minimums, and the first product, are those of
             GROUPS4_AFFINE alone.
         rows: number of rows of activations, 1..8.
         weights: address of the tile's codes.

@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import Activation
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import (
     FLOATS_FORM,
     FORM_SHIFT,
-    GELU,
     PLAIN,
     PRODUCTS,
-    SILU,
     SUMS,
     TILE,
+    groups_form,
+    steps_form,
+)
+from ondevice.engines.simd.kernels.contract.steps import (
+    GELU,
+    SILU,
     WIDTH,
     Attend,
     Embed,
@@ -30,9 +35,6 @@ from ondevice.engines.simd.kernels.contract import (
     Project,
     Residual,
     Table,
-    groups_form,
-    instruction_set,
-    steps_form,
     to_row,
 )
 from ondevice.engines.simd.pack_layout import Packed
@@ -44,7 +46,7 @@ FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps of a plan in two forms, both int64[steps, WIDTH]. Layout: `kernels.contract`.
+    """The steps of a plan in two forms, both int64[steps, WIDTH]. Layout: `contract.steps`.
 
     steps : with lookup attention where it was chosen
     exact : with exact attention, for forwards in which no row sees enough positions for a lookup. Both compute the same
@@ -72,7 +74,7 @@ def _words(steps: Sequence[KernelStep]) -> NDArray[np.int64]:
 class PlanBuilder:
     """Collects the steps of one plan after another. The plans share constants and buffers.
 
-    A `row_set` is `contract.ALL` or `contract.WANTED`, the rows that a step runs on. An argument named `reader` is the
+    A `row_set` is `slots.ALL` or `slots.WANTED`, the rows that a step runs on. An argument named `reader` is the
     matrix that will read the activations; it determines the form in which they are written (`input_form`).
 
     Attributes:
@@ -242,5 +244,5 @@ def input_form(matrix: Matrix) -> int:
 
 
 def product_kind(matrix: Matrix) -> int:
-    """The kind of a matrix's product with activations: a value of `kernels.contract.PRODUCTS`, or PLAIN."""
+    """The kind of a matrix's product with activations: a value of `matrices.PRODUCTS`, or PLAIN."""
     return PRODUCTS.get((input_form(matrix) >> FORM_SHIFT, matrix.format), PLAIN)

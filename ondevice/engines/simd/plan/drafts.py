@@ -10,8 +10,17 @@ from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import RELU, SAME, SILU, TILE, Activate, CandidateLogits, CentroidScores
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.matrices import TILE
+from ondevice.engines.simd.kernels.contract.steps import (
+    RELU,
+    SAME,
+    SILU,
+    Activate,
+    CandidateLogits,
+    CentroidScores,
+    ChooseClusters,
+)
 from ondevice.engines.simd.model import DrafterModel, HeadsModel, Shortlist, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
@@ -84,20 +93,20 @@ def drafter_plan(
     layers = LayerPlanner(builder, model, caches, lookup)
     backbone, width = target.config.hidden_size, model.config.hidden_size
     joined, normed = np.zeros(2 * backbone, np.float32), np.zeros(width, np.float32)
-    source, wide, stream = buffers.hold(joined), builder.rows(2 * backbone), Stream(contract.ALL, builder.rows(width))
+    source, wide, stream = buffers.hold(joined), builder.rows(2 * backbone), Stream(slots.ALL, builder.rows(width))
     builder.embed(target.table, target.config.embedding_factor, source, 0)
-    builder.quantize(contract.ALL, source, 2 * backbone, wide, model.pre_projection)
-    builder.project(contract.ALL, model.pre_projection, wide, stream.hidden)
+    builder.quantize(slots.ALL, source, 2 * backbone, wide, model.pre_projection)
+    builder.project(slots.ALL, model.pre_projection, wide, stream.hidden)
     layers.add(stream, 0, len(model.layers))
     entry, after, following = layers.entry, model.post_projection, np.zeros(backbone, np.float32)
-    builder.quantize(contract.ALL, stream.hidden, width, entry, after, model.norm, contract.HIDDEN)
-    builder.project(contract.ALL, after, entry, buffers.hold(following))
+    builder.quantize(slots.ALL, stream.hidden, width, entry, after, model.norm, slots.HIDDEN)
+    builder.project(slots.ALL, after, entry, buffers.hold(following))
     state, shortlist, cap = buffers.hold(normed), model.shortlist, None
     if model.tokens is not None:
         state, width, entry, cap = buffers.hold(following), backbone, wide, target.config.softcap
     if shortlist is None:
-        builder.quantize(contract.ALL, state, width, entry, model.head)
-        builder.project(contract.ALL, model.head, entry, out_slot=contract.LOGITS, cap=cap)
+        builder.quantize(slots.ALL, state, width, entry, model.head)
+        builder.project(slots.ALL, model.head, entry, out_slot=slots.LOGITS, cap=cap)
         candidates = _read_only(np.arange(model.head.rows) if model.tokens is None else model.tokens)
         logits_width = builder.places[model.head].tiles * TILE
     else:
@@ -120,30 +129,30 @@ def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> 
     shortlist = model.shortlist
     first = model.outer if model.inner is None else model.inner
     source, state, entry = buffers.hold(hidden), buffers.hold(normed), builder.rows(width)
-    builder.quantize(contract.ALL, source, width, entry, first, model.entry_norm, contract.HIDDEN)
+    builder.quantize(slots.ALL, source, width, entry, first, model.entry_norm, slots.HIDDEN)
     if model.entry_norm is not None:
         source = state
     if model.inner is not None:
         middle = buffers.floats(places[model.inner].tiles * TILE)
-        builder.project(contract.ALL, model.inner, entry, middle)
-        builder.add(Activate(contract.ALL, middle, middle, model.inner.rows, RELU))
+        builder.project(slots.ALL, model.inner, entry, middle)
+        builder.add(Activate(slots.ALL, middle, middle, model.inner.rows, RELU))
         entry = builder.rows(model.inner.rows)
-        builder.quantize(contract.ALL, middle, model.inner.rows, entry, model.outer)
+        builder.quantize(slots.ALL, middle, model.inner.rows, entry, model.outer)
     states = buffers.floats(max(places[model.outer].tiles * TILE, offsets * width))
-    builder.project(contract.ALL, model.outer, entry, states)
-    builder.add(Activate(contract.WANTED, states, states, width, SILU if model.inner is None else SAME, source))
+    builder.project(slots.ALL, model.outer, entry, states)
+    builder.add(Activate(slots.WANTED, states, states, width, SILU if model.inner is None else SAME, source))
     reader = target.head if shortlist is None else shortlist.centroids
     assert isinstance(reader, Matrix)
     scored = builder.rows(width)
-    builder.quantize(contract.WANTED, states, width, scored, reader, model.norm, contract.HIDDEN)
+    builder.quantize(slots.WANTED, states, width, scored, reader, model.norm, slots.HIDDEN)
     if model.norm is not None:
         states = state
     stride = places[reader].tiles * TILE
     if shortlist is None:
-        builder.project(contract.WANTED, reader, scored, out_slot=contract.LOGITS, cap=cap)
+        builder.project(slots.WANTED, reader, scored, out_slot=slots.LOGITS, cap=cap)
         return DraftPlan(builder.plan(), hidden, normed, _read_only(np.arange(reader.rows), offsets), stride)
     scores = buffers.floats(offsets * stride)
-    builder.project(contract.WANTED, reader, scored, scores)
+    builder.project(slots.WANTED, reader, scored, scores)
     count = _shortlisted(builder, shortlist, target.table, states, width, scores, stride, cap=cap)
     return DraftPlan(builder.plan(), hidden, normed, np.zeros((offsets, count), np.int64), count)
 
@@ -170,7 +179,7 @@ def _shortlisted(
     Args:
         table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
         x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
-        scores, stride: see `contract.ChooseClusters`.
+        scores, stride: see `ChooseClusters`.
         cap: softcap of the logits, or None.
 
     Returns:
@@ -179,7 +188,7 @@ def _shortlisted(
     clusters, per_cluster = map(int, shortlist.ids.shape)
     top, buffers = shortlist.top, builder.buffers
     chosen, ids = buffers.bytes(8 * builder.most_rows * top), buffers.hold(shortlist.ids)
-    builder.add(contract.ChooseClusters(scores, clusters, chosen, top, builder.most_rows, stride))
+    builder.add(ChooseClusters(scores, clusters, chosen, top, builder.most_rows, stride))
     builder.add(
         CandidateLogits(
             builder.table(table)._replace(width=width), x, chosen, top, per_cluster, ids,

@@ -21,20 +21,9 @@ from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.contract import (
-    BLOCK,
-    LANES,
-    PAIRED_BYTES,
-    TILE,
-    Attend,
-    Choose,
-    Head,
-    LookUp,
-    Mix,
-    Residual,
-    Score,
-    Spread,
-)
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, PAIRED_BYTES, TILE
+from ondevice.engines.simd.kernels.contract.steps import Attend, Choose, Head, LookUp, Mix, Residual, Score, Spread
 from ondevice.engines.simd.model import DecoderLayer, DrafterModel, Experts, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
@@ -82,7 +71,7 @@ class Stream(NamedTuple):
     """The residual stream of a row set."""
 
     row_set: int
-    """`contract.ALL` or `contract.WANTED`."""
+    """`slots.ALL` or `slots.WANTED`."""
     hidden: int
     """Address of float32[rows, width]."""
     per_layer: int = 0
@@ -296,7 +285,7 @@ class LayerPlanner:
 class ExpertsPlanner:
     """Adds the steps of layers' experts to plans. All layers use the same buffers, one after the other.
 
-    A pair is a row and one of its experts. The shapes of most buffers: `Choose` in `kernels.contract`.
+    A pair is a row and one of its experts. The shapes of most buffers: `contract.steps.Choose`.
     """
 
     def __init__(self, builder: PlanBuilder, layers: Sequence[Experts]) -> None:

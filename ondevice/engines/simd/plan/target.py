@@ -8,8 +8,8 @@ from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import PerLayer, Select
+from ondevice.engines.simd.kernels.contract import slots
+from ondevice.engines.simd.kernels.contract.steps import PerLayer, Select
 from ondevice.engines.simd.model import TargetModel
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
@@ -77,7 +77,7 @@ class TargetPlanner:
         hidden, address = buffers.rows(most_rows, config.hidden_size)
         self.ends, end_address = buffers.rows(most_rows, config.hidden_size)
         self.streams = [hidden]
-        self._all, self._wanted = Stream(contract.ALL, address), Stream(contract.WANTED, end_address)
+        self._all, self._wanted = Stream(slots.ALL, address), Stream(slots.WANTED, end_address)
         self._per_layer_width = 0 if config.per_layer is None else len(model.layers) * config.per_layer.width
         if self._per_layer_width:
             rows, address = buffers.rows(most_rows, self._per_layer_width)
@@ -113,8 +113,8 @@ class TargetPlanner:
         builder.embed(model.table, config.embedding_factor, hidden, 4 * config.hidden_size)
         if own is None or embeddings is None:
             return
-        builder.quantize(contract.ALL, hidden, config.hidden_size, entry, own.projection)
-        builder.project(contract.ALL, own.projection, entry, self._all.per_layer)
+        builder.quantize(slots.ALL, hidden, config.hidden_size, entry, own.projection)
+        builder.project(slots.ALL, own.projection, entry, self._all.per_layer)
         builder.add(
             PerLayer(
                 self._all.per_layer,
@@ -140,9 +140,5 @@ class TargetPlanner:
             builder.add(Select(self._all.per_layer, wanted.per_layer, self._per_layer_width))
         layers.add(wanted, start, stop, path)
         if path.stop is None:
-            builder.quantize(
-                contract.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, contract.HIDDEN
-            )
-            builder.project(
-                contract.WANTED, model.head, layers.entry, out_slot=contract.LOGITS, cap=model.config.softcap
-            )
+            builder.quantize(slots.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, slots.HIDDEN)
+            builder.project(slots.WANTED, model.head, layers.entry, out_slot=slots.LOGITS, cap=model.config.softcap)

@@ -54,21 +54,18 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     sequence_of,
     state_bytes,
 )
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BLOCK, SPAN, UNIT, Scratch
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
+from ondevice.engines.simd.kernels.contract.slots import (
     CACHE_BITS,
     CACHES,
     FIRST_ROW,
-    LANES,
     LOOKUP_SCRATCH,
     LOOKUP_SCRATCH_STRIDE,
-    SCORE_BLOCK,
     SCRATCH,
     SCRATCH_STRIDE,
-    SPAN,
-    UNIT,
-    Attend,
-    Scratch,
 )
+from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import claim, read_f32, read_i64, write_f32
 from ondevice.native.functions import kernel

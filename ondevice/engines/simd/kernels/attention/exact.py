@@ -28,25 +28,27 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     state_bytes,
     write_table,
 )
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.attention_memory import (
+    MAX_PAIRS,
+    MAX_TILE_PAIRS,
+    PART,
+    SCORE_BLOCK,
+    Scratch,
+)
+from ondevice.engines.simd.kernels.contract.slots import (
     CACHE_BITS,
     CACHES,
     COUNTERS,
     FIRST_ROW,
-    MAX_PAIRS,
     MAX_PARTS,
-    MAX_TILE_PAIRS,
-    PART,
     PARTIALS,
     ROW_COUNT,
-    SCORE_BLOCK,
     SCRATCH,
     SCRATCH_STRIDE,
     SEQUENCE_COUNT,
     SEQUENCES,
-    Attend,
-    Scratch,
 )
+from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import claim, fetch_add, read_f32, read_i64, write_i64
 from ondevice.engines.simd.kernels.isa.vector import full, load

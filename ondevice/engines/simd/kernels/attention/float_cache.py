@@ -39,7 +39,8 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     seen_by_any,
     weight_of,
 )
-from ondevice.engines.simd.kernels.contract import LANES, SCORE_BLOCK, TAIL, UNIT, Scratch
+from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BLOCK, TAIL, UNIT, Scratch
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_f32
 from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, maximum, store, sum_lanes, within
 from ondevice.native.functions import kernel

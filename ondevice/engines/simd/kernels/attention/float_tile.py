@@ -22,7 +22,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import LANES, SCORE_BYTES, UNIT, instruction_set
+from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BYTES, UNIT
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, emit_cases
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import read_i16, read_i64, write_i16, write_i64

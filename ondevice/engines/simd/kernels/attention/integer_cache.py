@@ -29,14 +29,9 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     seen_by_any,
     weight_of,
 )
-from ondevice.engines.simd.kernels.contract import (
-    SCORE_BLOCK,
-    TAIL,
-    TILE,
-    UNIT,
-    Scratch,
-    instruction_set,
-)
+from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BLOCK, TAIL, UNIT, Scratch
+from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import TILE
 from ondevice.engines.simd.kernels.isa.memory import (
     read_f32,
     read_i8,

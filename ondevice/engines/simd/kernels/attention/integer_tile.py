@@ -22,7 +22,9 @@ from numba.core import cgutils
 
 from ondevice.bundle_format.weight_format import INT8
 from ondevice.engines.simd.kernels import formats
-from ondevice.engines.simd.kernels.contract import TILE, UNIT, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
+from ondevice.engines.simd.kernels.contract.instruction_sets import InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.matrices import TILE
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four, vectors_of_a_pass
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.memory import read_i8, read_i32, write_i8, write_i32

@@ -24,7 +24,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract import CENTROIDS, LANES, SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_byte

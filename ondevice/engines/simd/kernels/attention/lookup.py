@@ -11,23 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.key_codes import CODES, SUMS, Codebook, look_up_tile
 from ondevice.engines.simd.kernels.attention.scratch import sequence_of, source_row
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract import attention_memory
+from ondevice.engines.simd.kernels.contract.attention_memory import SHARED_UNITS, SPAN, UNIT
+from ondevice.engines.simd.kernels.contract.entries import LINE
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
+from ondevice.engines.simd.kernels.contract.slots import (
     CACHES,
-    LANES,
-    LINE,
     LOOKUP_SCRATCH,
     LOOKUP_SCRATCH_STRIDE,
-    SHARED_UNITS,
     SHARES,
     SHARES_STRIDE,
-    SPAN,
     STOP,
-    UNIT,
-    LookUp,
 )
+from ondevice.engines.simd.kernels.contract.steps import LookUp
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
@@ -320,7 +318,7 @@ FIRST = 1
 _ONE_ITEM, _ALL_UNITS = np.int64(1), np.int64(-1)
 
 
-workspace_at = kernel(contract.workspace_at)
+workspace_at = kernel(attention_memory.workspace_at)
 
 
 @kernel

@@ -18,7 +18,10 @@ from ondevice.engines.simd.kernels.attention.float_tile import (
 )
 from ondevice.engines.simd.kernels.attention.integer_tile import move_int8_key, move_int8_value
 from ondevice.engines.simd.kernels.attention.scratch import read_sequence, sequence_of, source_row
-from ondevice.engines.simd.kernels.contract import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES, TILE, UNIT, Head
+from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
+from ondevice.engines.simd.kernels.contract.matrices import TILE
+from ondevice.engines.simd.kernels.contract.slots import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES
+from ondevice.engines.simd.kernels.contract.steps import Head
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,

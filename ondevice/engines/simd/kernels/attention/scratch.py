@@ -14,32 +14,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import contract
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract import attention_memory
+from ondevice.engines.simd.kernels.contract.attention_memory import PAIR_WORDS, SCORE_BLOCK, SCORE_BYTES, TAIL, Scratch
+from ondevice.engines.simd.kernels.contract.slots import (
     ALL,
     BASE,
     FIRST_ROW,
     LENGTH,
-    PAIR_WORDS,
     PATH_WIDTH,
     PATHS,
     ROW_COUNT,
-    SCORE_BLOCK,
-    SCORE_BYTES,
     SEQUENCES,
     STOP,
-    TAIL,
     WANTED,
     WANTED_ROWS,
     WINDOW,
-    Scratch,
 )
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store
 from ondevice.native.functions import kernel
 
-scratch_at = kernel(contract.scratch_at)
-state_bytes = kernel(contract.state_bytes)
+scratch_at = kernel(attention_memory.scratch_at)
+state_bytes = kernel(attention_memory.state_bytes)
 
 
 NOWHERE = 1 << 62
@@ -47,7 +43,7 @@ NOWHERE = 1 << 62
 
 
 class Sequence(NamedTuple):
-    """The fields of a sequence's record that one kind of attention needs, for the row set ALL: see `contract`."""
+    """The fields of a sequence's record that one kind of attention needs, for the row set ALL: see `contract.slots`."""
 
     first_row: int
     length: int
@@ -61,7 +57,7 @@ class Pairs(NamedTuple):
     """Some neighbouring pairs of a sequence and a KV head.
 
     kind : kind of attention, 0 full, 1 sliding
-    row_set : contract.ALL or contract.WANTED
+    row_set : ALL or WANTED
     first_row : index of the sequence's first row in the row set
     group : number of query heads that share the KV head
     first : number of the first pair

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ondevice.engines.simd.kernels.contract import (
+from ondevice.engines.simd.kernels.contract.instruction_sets import (
     AVX2,
     AVX512_VNNI,
     AVX_VNNI,

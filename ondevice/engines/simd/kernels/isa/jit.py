@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba import extending, types
 
-from ondevice.engines.simd.kernels.contract import field_types
+from ondevice.engines.simd.kernels.contract.steps import field_types
 
 I64 = ir.IntType(64)
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, SLEEPERS, TICKS
+from ondevice.engines.simd.kernels.contract.entries import ARRIVALS, LINE, SLEEPERS, TICKS
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.vector import F32, I8, I16, I32, I64, call, pointer_to, prefetch, widen_half
 from ondevice.native.functions import kernel

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.bundle_format.weight_format import LEVELS
-from ondevice.engines.simd.kernels.contract import LANES, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, InstructionSet, instruction_set
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.vector import I8, I32, VF32, call, floats16, read_int4
 from ondevice.native import library

@@ -18,7 +18,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from ondevice.engines.simd.kernels.contract import LANES, instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, instruction_set
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.native import library
 from ondevice.native.functions import kernel
