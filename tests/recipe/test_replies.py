@@ -96,6 +96,21 @@ def test_without_a_template_a_text_of_the_target_goes_on(begin: list[int]) -> No
     assert chat.completed(Asked(1, 1.0, OWN), [END]) is None
 
 
+def test_a_reply_ends_where_it_repeats_itself(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "REPEATED", 3)
+    messages = [Asked(number, 0.0, Prompt("chat", text(4, number))) for number in range(32, 52)]
+    cut = 0
+    with ondevice.load(bundle, threads=1) as model:
+        for lesson in EngineWriter(bundle, most=40).lessons(iter(messages)):
+            prompt, reply = lesson.tokens[: lesson.prompt].tolist(), lesson.tokens[lesson.prompt :].tolist()
+            whole = alone(model, prompt, 40, 0.0, lesson.number)
+            parts = [tuple(whole[at : at + 3]) for at in range(len(whole) - 2)]
+            again = [at + 3 for at, part in enumerate(parts) if part in parts[:at]]
+            assert reply == whole[: min(again, default=40)]
+            cut += len(reply) < len(whole)
+    assert cut > 3
+
+
 def test_states_are_those_of_the_target(bundle: Path) -> None:
     target = FrozenTarget.load(bundle.parent / "target", "tiny", CPU)
     for lesson in EngineWriter(bundle, most=24).lessons(iter(MESSAGES[:2])):

@@ -4,6 +4,9 @@ The target answers messages in its chat template, in every process TOGETHER of t
 engine has computed all that a lesson needs beside the tokens. A second pass by PyTorch over the finished replies would
 take nearly as long as writing them (680 and 650 tokens/s, SmolLM2-135M, two cores of an AMD EPYC with AVX2).
 
+A reply ends where it repeats itself: greedy replies of a base model mostly do, and the drafter would learn little else.
+What repeats, n-grams draft for nothing.
+
 Whatever stops the processes, a second call goes on after their last files. `replies_on_device` writes the same lessons
 with an accelerator.
 """
@@ -38,6 +41,7 @@ OWN = Prompt("own", PASSAGE)
 MOST = 320  # tokens of a reply
 HELD_OUT_TOKENS = 128  # of a reply to a given message
 MOST_ASKED = 200  # tokens of a passage or a message by the target
+REPEATED = 16  # tokens that end a reply which has had them before
 LONGEST = 1024  # tokens of a lesson; the end of a longer conversation is left out
 TOGETHER = 16  # conversations that share the forwards of a process
 PIECE = 32  # most tokens of a prompt in a forward, beside the others' tokens
@@ -120,9 +124,23 @@ def opening_of(encode: Callable[[Any], list[int]], decode: Callable[[list[int]],
     return has_template, next((each for each in beginnings if len(decode(each)) <= before), [])
 
 
+def repeats(reply: Sequence[int], seen: set[tuple[int, ...]]) -> bool:
+    """Whether the last REPEATED tokens of a reply stand in it before.
+
+    seen : those of all its shorter lengths, to which these are added
+    """
+    last = tuple(reply[-REPEATED:])
+    found = last in seen
+    seen.add(last)
+    return found
+
+
 @dataclass(eq=False)
 class Conversation:
-    """A reply that is being written: its ids, and the states float16[H] from which each was chosen."""
+    """A reply that is being written: its ids, and the states float16[H] from which each was chosen.
+
+    seen : see `repeats`; repeating : whether it repeats itself
+    """
 
     message: Asked
     prompt: list[int]
@@ -131,6 +149,8 @@ class Conversation:
     sampler: Sampler
     reply: list[int] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+    repeating: bool = False
 
     def rows(self) -> Rows:
         """The next rows: a piece of the prompt, or the newest token."""
@@ -144,6 +164,7 @@ class Conversation:
         if self.session.length >= len(self.prompt):
             self.reply.append(self.sampler.choose(outputs.logits[0], self.session.tokens))
             self.states.append(outputs.hidden[0].astype(np.float16))
+            self.repeating = repeats(self.reply, self.seen)
 
 
 class EngineWriter:
@@ -193,7 +214,8 @@ class EngineWriter:
 
     def ends(self, each: Conversation) -> bool:
         """Whether a reply has ended."""
-        return each.reply[-1] in self.chat.ends or len(each.reply) == each.most or not each.session.max_rows()
+        ended = each.reply[-1] in self.chat.ends or each.repeating
+        return ended or len(each.reply) == each.most or not each.session.max_rows()
 
     def lesson(self, each: Conversation) -> Lesson:
         """The lesson of a finished reply, whose last token the engine has not read."""

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from drafters.lessons import Lesson, Shards
-from drafters.replies import LONGEST, MOST, MOST_ASKED, Asked, ChatIds, asked
+from drafters.replies import LONGEST, MOST, MOST_ASKED, REPEATED, Asked, ChatIds, asked, repeats
 from drafters.states import FrozenTarget
 from drafters.target_drafter import full_layer, head_dim
 from ondevice.bundle import Bundle
@@ -106,7 +106,7 @@ class DeviceWriter:
         return finished + [each for each in found if each is not None]
 
     def continued(self, prompts: Sequence[list[int]], temperatures: Sequence[float], most: int) -> list[list[int]]:
-        """The tokens after each prompt, at most `most`, with the one that ends them."""
+        """The tokens after each prompt, at most `most`, up to one that ends them or where they repeat themselves."""
         order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         found: list[list[int]] = [[]] * len(prompts)
         while order:
@@ -114,7 +114,7 @@ class DeviceWriter:
             some, order = order[: self.rows(length)], order[self.rows(length) :]
             rows = self.rows_after([prompts[n] for n in some], torch.tensor([temperatures[n] for n in some]), most)
             for index, row in zip(some, rows, strict=True):
-                found[index] = row
+                found[index] = up_to_repetition(row)
         return found
 
     def rows(self, length: int) -> int:
@@ -163,6 +163,13 @@ class DeviceWriter:
         last = torch.isin(tokens, self.ends).int()
         counts = torch.where(last.any(dim=1), last.argmax(dim=1) + 1, tokens.shape[1]).tolist()
         return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+
+
+def up_to_repetition(reply: list[int]) -> list[int]:
+    """The reply up to where it repeats itself."""
+    seen: set[tuple[int, ...]] = set()
+    lengths = range(1, len(reply) + 1)
+    return reply[: next((n for n in lengths if repeats(reply[max(0, n - REPEATED) : n], seen)), len(reply))]
 
 
 @torch.no_grad()
