@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from drafters.lessons import Lesson, Shards
-from drafters.replies import LONGEST, MOST, MOST_ASKED, REPEATED, Asked, ChatIds, asked, repeats
+from drafters.replies import LONGEST, MOST, MOST_ASKED, Asked, ChatIds, asked, repeats
 from drafters.states import FrozenTarget
 from drafters.target_drafter import full_layer, head_dim
 from ondevice.bundle import Bundle
@@ -169,7 +169,7 @@ def up_to_repetition(reply: list[int]) -> list[int]:
     """The reply up to where it repeats itself."""
     seen: set[tuple[int, ...]] = set()
     lengths = range(1, len(reply) + 1)
-    return reply[: next((n for n in lengths if repeats(reply[max(0, n - REPEATED) : n], seen)), len(reply))]
+    return next((reply[:length] for length in lengths if repeats(reply[:length], seen)), reply)
 
 
 @torch.no_grad()
