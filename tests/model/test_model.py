@@ -136,13 +136,13 @@ def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
 
 
 def test_cancel_from_another_thread(reference_model: Model) -> None:
-    stream = reference_model.stream(PROMPT, max_new_tokens=1500)
+    stream = reference_model.stream(PROMPT, max_new_tokens=1500, temperature=0)
     next(stream)
     other = threading.Thread(target=reference_model.cancel)
     other.start()
     other.join()
     assert list(stream)[-1].finish_reason == "cancelled"
-    assert reference_model.generate(PROMPT, max_new_tokens=3).finish_reason == "length"
+    assert reference_model.generate(PROMPT, max_new_tokens=3, temperature=0).finish_reason == "length"
 
 
 def test_generations_at_the_same_time(reference_model: Model) -> None:
@@ -214,7 +214,7 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
 def test_options_that_make_no_sense(reference_model: Model, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         reference_model.stream(PROMPT, **options)
-    assert reference_model.generate(PROMPT, max_new_tokens=1).finish_reason == "length"
+    assert reference_model.generate(PROMPT, max_new_tokens=1, temperature=0).finish_reason == "length"
 
 
 @pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}], [2, 999_999], [-1], [2, "x"], 7, b"text"])
@@ -348,7 +348,7 @@ def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) ->
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Path, engine: EngineName) -> None:
     model = ondevice.load(reference_bundle, engine=engine)
-    steps = model.stream(PROMPT, max_new_tokens=50)
+    steps = model.stream(PROMPT, max_new_tokens=50, temperature=0)
     next(steps)
     model.close()
     assert [step.finish_reason for step in steps] == ["cancelled"]

@@ -98,7 +98,7 @@ def test_a_round_tells_what_was_drafted(served_model):
 
 
 def test_a_stream_ends_with_usage_if_asked_for(served):
-    options = {"messages": MESSAGES, "max_tokens": 4}
+    options = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
     plain = served.messages(CHAT, **options)
     assert not any("usage" in chunk for chunk in plain)
     with_usage = served.messages(CHAT, **options, stream_options={"include_usage": True})
