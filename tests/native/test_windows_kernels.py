@@ -48,13 +48,13 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """All at the same time: zig compiles its C library for Windows first, on one core, while the kernels are compiled."""
+    """All are built at the same time: zig compiles its C library for Windows first, which takes one core minutes."""
     pytest.importorskip("ziglang")
     out = tmp_path_factory.mktemp("built")
     with ThreadPoolExecutor() as pool:
         libraries = pool.map(lambda name: library_of(name, out), SETS_HERE)
-        programs = pool.map(lambda name: program_of(name, out), ("replay", "barrier"))
-        return Built(*programs, libraries=dict(zip(SETS_HERE, libraries, strict=True)))
+        replay, barrier = pool.map(lambda name: program_of(name, out), ("replay", "barrier"))
+        return Built(replay, barrier, dict(zip(SETS_HERE, libraries, strict=True)))
 
 
 @pytest.fixture(scope="module")
