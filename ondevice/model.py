@@ -348,6 +348,8 @@ class Model:
             raise UsageError("prompt_logprobs is for text: the tokens of pictures and sounds have no probability")
         begun = begun_answer(cast("Sequence[Message]", prompt)) if chosen.continue_final else ""
         constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids, begun)
+        if chosen.ignore_eos and constraint is not None:
+            raise UsageError("ignore_eos excludes the tokens that end an answer of this form: leave one of them out")
         sampling = chosen.sampling(self.defaults)
         sampling.check_tokens(self.manifest.target.vocab_size)
         sampler = Sampler(
@@ -357,6 +359,7 @@ class Model:
                 *self.defaults.suppress_tokens,
                 *self._compiler.forbidden(chosen.choice),
                 *(self._placeholders() if soft else ()),
+                *(self._stop_ids if chosen.ignore_eos else ()),
             ],
             begins=len(prompt_ids),
             constraint=constraint,

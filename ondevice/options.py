@@ -104,6 +104,7 @@ class GenerationKeywords(PromptKeywords, total=False):
     top_logprobs: int
     prompt_logprobs: bool
     stop: str | Sequence[str] | None
+    ignore_eos: bool
     drafter: str | PathLike[str] | Drafter | None
     draft_sampling: DraftSampling
     num_assistant_tokens: int | None
@@ -129,6 +130,7 @@ class GenerationOptions:
         `reply.prompt_logprobs`, one entry for every token after the first. The whole prompt is computed, without its
         cached beginning
     stop : strings that end the text; they are not part of it
+    ignore_eos : never choose a token that ends the reply: it has `max_new_tokens` tokens, as to measure a speed
     drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
         serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before
         the path combines it with all drafters of the bundle. A draft model is opened when it is first used. None takes
@@ -175,6 +177,7 @@ class GenerationOptions:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     stop: str | Sequence[str] | None = None
+    ignore_eos: bool = False
     drafter: str | PathLike[str] | Drafter | None = None
     draft_sampling: DraftSampling = "coupled"
     num_assistant_tokens: int | None = None
@@ -221,7 +224,7 @@ class GenerationOptions:
             )
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
-        for name in ("logprobs", "prompt_logprobs", "parallel_tool_calls"):
+        for name in ("logprobs", "prompt_logprobs", "ignore_eos", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         top = self.top_logprobs

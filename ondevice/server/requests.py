@@ -233,6 +233,8 @@ def _sampling(fields: RequestFields) -> GenerationKeywords:
     seed = fields.whole("seed", -1)
     if seed is not None and seed >= 0:  # llama.cpp's -1 asks for a random seed
         options["seed"] = seed
+    if fields.flag("ignore_eos"):
+        options["ignore_eos"] = True
     if biases := fields.get("logit_bias"):
         options["logit_bias"] = _biases(fields, biases)
     return options

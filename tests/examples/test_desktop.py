@@ -81,8 +81,8 @@ def test_a_chat(window: Window, until: Any, reference_bundle: Path, monkeypatch:
     assert model is not None
     assert window.status.text() == f"{model.manifest.name} is ready"
 
-    endless = dict.fromkeys(model.manifest.eos_token_ids, -100.0)  # one reply in five would end before it is cancelled
-    monkeypatch.setattr(model, "stream", partial(model.stream, logit_bias=endless))
+    # one reply in five would end before it is cancelled
+    monkeypatch.setattr(model, "stream", partial(model.stream, ignore_eos=True))
     shown: list[str] = []
     window.worker.said.connect(lambda *added: shown.append(added[0]))
     ask(window, QUESTION)

@@ -203,6 +203,11 @@ def test_a_grammar_drafter_needs_a_grammar(reference_model: Model) -> None:
         reference_model.stream(PROMPT, drafter="grammar")
 
 
+def test_an_answer_of_a_form_cannot_ignore_its_end(reference_model: Model) -> None:
+    with pytest.raises(UsageError, match="ignore_eos excludes the tokens that end an answer of this form"):
+        reference_model.stream(PROMPT, ignore_eos=True, response_format={"type": "json_object"})
+
+
 def test_without_a_tokenizer_there_is_no_grammar(tmp_path: Path) -> None:
     model = model_over(ToyEngine(), write_bundle(tmp_path / "toy", tokenizer=False, template=False))
     with pytest.raises(UsageError, match="a grammar needs a tokenizer, and this bundle has none"):

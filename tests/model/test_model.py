@@ -109,7 +109,7 @@ def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
         "max_new_tokens": 600,
         "temperature": 1.0,
         "drafter": "none",
-        "logit_bias": dict.fromkeys(reference_model.manifest.eos_token_ids, -1e6),
+        "ignore_eos": True,
     }
     for turn in range(6):
         new = 40 + 30 if turn else len(prompt)
@@ -124,6 +124,20 @@ def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
     warm = reference_model.generate(prompt, max_new_tokens=20, temperature=0.0)
     reference_model.forget()
     assert reference_model.generate(prompt, max_new_tokens=20, temperature=0.0).token_ids == warm.token_ids
+
+
+def test_a_reply_that_ignores_its_end_has_all_its_tokens(reference_model: Model) -> None:
+    """Also where the end is the likeliest token, and with drafts."""
+    ends = reference_model.manifest.eos_token_ids
+    options: GenerationKeywords = {"max_new_tokens": 40, "temperature": 0.0, "logit_bias": dict.fromkeys(ends, 1e4)}
+    ended = reference_model.generate(PROMPT, **options)
+    assert (len(ended.token_ids), ended.finish_reason) == (1, "stop")
+    options["ignore_eos"] = True
+    for drafter in ("none", "auto"):
+        options["drafter"] = drafter
+        reply = reference_model.generate(PROMPT, **options)
+        assert (len(reply.token_ids), reply.finish_reason) == (40, "length")
+        assert not set(ends).intersection(reply.token_ids)
 
 
 def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
@@ -209,6 +223,7 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
         ({"top_logprobs": True}, "top_logprobs"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
         ({"logit_bias": 5}, "logit_bias"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False"),
     ],
 )
 def test_options_that_make_no_sense(reference_model: Model, options: dict[str, Any], words: str) -> None:

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 BEGINNING = 32
 """Tokens that a `tg` test at depth 0 continues."""
 
-NEVER = -100.0
-"""Bias of the tokens that end a reply, so that every test generates all its tokens."""
-
 
 class SpeedTest(NamedTuple):
     """A test: tokens of the prompt, new tokens, and tokens in the cache before. One of the first two may be 0."""
@@ -208,8 +205,7 @@ class _Bench:
             model.save_prefix(self._ids[:depth], self._prefix)
         self._counters = energy_counters()
         self._plain: dict[SpeedTest, tuple[int, ...]] = {}
-        ends = {*model.manifest.eos_token_ids, *model.defaults.eos_token_ids}
-        self._options: GenerationKeywords = {"temperature": 0.0, "logit_bias": dict.fromkeys(ends, NEVER)}
+        self._options: GenerationKeywords = {"temperature": 0.0, "ignore_eos": True}
         self._simulated: dict[SpeedCase, SimulatedDrafter] = {}
 
     def run(self, rows: list[SpeedRow]) -> Iterable[None]:

@@ -334,6 +334,16 @@ def test_biases_and_penalties(served, served_model):
     assert penalised.body["choices"][0]["text"].count("(") == 1
 
 
+def test_a_reply_that_ignores_its_end(served, served_model):
+    ends = dict.fromkeys(map(str, served_model.manifest.eos_token_ids), 100)
+    options = {"prompt": "def f", "max_tokens": 30, "temperature": 0, "logit_bias": ends}
+    assert served.post(TEXT, **options).body["usage"]["completion_tokens"] == 1
+    body = served.post(TEXT, ignore_eos=True, **options).body
+    assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (30, "length")
+    refused = served.post(TEXT, ignore_eos="yes", **options)
+    assert (refused.status, refused.body["error"]["param"]) == (400, "ignore_eos")
+
+
 def test_logprobs_of_a_chat_completion(served, served_model):
     options = {"messages": ASKED, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     [choice] = served.post(CHAT, **options).body["choices"]
