@@ -10,9 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -38,23 +36,22 @@ pytestmark = [
 ]
 
 
-class Built(NamedTuple):
-    """Windows programs that load a library, and the library of each set."""
-
-    replay: Path
-    barrier: Path
-    libraries: dict[str, Path]
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the Windows programs that load a library: `replay.exe` and `barrier.exe`."""
+    pytest.importorskip("ziglang")
+    out = tmp_path_factory.mktemp("programs")
+    for name in ("replay", "barrier"):
+        source, program = Path(__file__).with_name(f"{name}.c"), out / f"{name}.exe"
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O2", "-o", str(program)]
+        subprocess.run([*command, str(source)], check=True)
+    return out
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """All are built at the same time: zig compiles its C library for Windows first, which takes one core minutes."""
-    pytest.importorskip("ziglang")
-    out = tmp_path_factory.mktemp("built")
-    with ThreadPoolExecutor() as pool:
-        libraries = pool.map(lambda name: library_of(name, out), SETS_HERE)
-        replay, barrier = pool.map(lambda name: program_of(name, out), ("replay", "barrier"))
-        return Built(replay, barrier, dict(zip(SETS_HERE, libraries, strict=True)))
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for libraries that have to be built."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +62,12 @@ def bits_of_linux(reference_bundle: Path) -> str:
 
 @pytest.mark.parametrize("name", SETS_HERE)
 def test_a_windows_library_computes_the_bits_of_linux(
-    name: str, built: Built, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
+    name: str, programs: Path, libraries: Path, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
 ) -> None:
+    dll = library_of(name, libraries)
     environment = {**os.environ, CHOICE: name, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
-    arguments = map(str, (built.libraries[name], built.replay, reference_bundle))
-    command = [sys.executable, "-m", "tests.native.windows_run", *arguments]
+    program = programs / "replay.exe"
+    command = [sys.executable, "-m", "tests.native.windows_run", str(dll), str(program), str(reference_bundle)]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     found, calls = ended.stdout.split()
@@ -77,9 +75,9 @@ def test_a_windows_library_computes_the_bits_of_linux(
     assert found == bits_of_linux
 
 
-def test_threads_that_sleep_at_the_barrier_are_woken(built: Built, tmp_path: Path) -> None:
+def test_threads_that_sleep_at_the_barrier_are_woken(programs: Path, libraries: Path, tmp_path: Path) -> None:
     """Ten threads on fewer cores, by `WaitOnAddress`: a test of waking, which ends only if every thread is woken."""
-    command = ["wine", str(built.barrier), str(built.libraries[SETS_HERE[0]]), run.symbol]
+    command = ["wine", str(programs / "barrier.exe"), str(library_of(SETS_HERE[0], libraries)), run.symbol]
     command += [str(number) for number in (10, 200, 7, WIDTH, TICKS, SLOTS, memory._FEWEST_SPINS)]
     environment = {**os.environ, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
@@ -87,18 +85,12 @@ def test_threads_that_sleep_at_the_barrier_are_woken(built: Built, tmp_path: Pat
     assert int(ended.stdout) > 0
 
 
-def program_of(name: str, out: Path) -> Path:
-    """A program of this directory's C file of that name."""
-    source, program = Path(__file__).with_name(f"{name}.c"), out / f"{name}.exe"
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O2", "-o", str(program)]
-    subprocess.run([*command, str(source)], check=True)
-    return program
-
-
-def library_of(name: str, out: Path) -> Path:
-    """The library of a set, which is built in `out` if the one of the wheel is missing."""
-    dll = SHIPPED / NAME / f"{name}.dll"
-    return dll if _is_current(dll) else shipping.ship(name, NAME, out)
+def library_of(name: str, libraries: Path) -> Path:
+    """The library of a set, which is built if it is missing."""
+    for dll in (SHIPPED / NAME / f"{name}.dll", libraries / NAME / f"{name}.dll"):
+        if _is_current(dll):
+            return dll
+    return shipping.ship(name, NAME, libraries)
 
 
 def _is_current(dll: Path) -> bool:
