@@ -69,7 +69,7 @@ def listens(address):
 
 
 def endless(address):
-    """A long stream that has begun. One of 25 such replies would end by itself within 100 tokens."""
+    """A long stream that has begun, and does not end by itself."""
     fields = {"prompt": "import os\n", "stream": True, "max_tokens": 2000, "drafter": "none", "ignore_eos": True}
     connection = HTTPConnection(address["host"], address["port"], timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(fields).encode())
