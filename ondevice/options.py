@@ -130,7 +130,8 @@ class GenerationOptions:
         `reply.prompt_logprobs`, one entry for every token after the first. The whole prompt is computed, without its
         cached beginning
     stop : strings that end the text; they are not part of it
-    ignore_eos : never choose a token that ends the reply: it has `max_new_tokens` tokens, as to measure a speed
+    ignore_eos : never choose a token that ends the reply: it has `max_new_tokens` tokens, as to measure a speed.
+        An error with `response_format`, or a `tool_choice` that restricts the reply
     drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
         serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before
         the path combines it with all drafters of the bundle. A draft model is opened when it is first used. None takes
