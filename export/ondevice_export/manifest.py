@@ -22,7 +22,7 @@ from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.quantize import BLOCK
-from ondevice_export.text_files import adds_bos, turn_ends
+from ondevice_export.text_files import adds_bos, special_tokens, turn_ends
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
@@ -51,13 +51,13 @@ def make_manifest(
     """
     config, token_ids, directory = target.config, dict(target.token_ids), target.checkout.directory
     generation = _generation(directory)
-    token_ids |= {name: generation[name] for name in token_ids if generation.get(name)}
+    token_ids |= {name: generation[name] for name in token_ids if generation.get(name) is not None}
     sources = {"target": _source(target)}
     if drafter is not None:
         sources["drafter"] = _source(drafter)
     if heads is not None:
         sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
-    bos = _single(token_ids["bos_token_id"])
+    bos, pad = _single(token_ids["bos_token_id"]), _single(token_ids["pad_token_id"])
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
@@ -65,7 +65,7 @@ def make_manifest(
         drafter=None if drafter is None else _drafter(drafter),
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys([*_several(token_ids["eos_token_id"]), *turn_ends(directory)])),
-        pad_token_id=_single(token_ids["pad_token_id"]),
+        pad_token_id=pad if pad is not None and 0 <= pad < config.vocab_size else None,  # some name -1 for none
         quantization=_quantization(target, options),
         sources=sources,
         tools=tool_versions(),
@@ -73,6 +73,7 @@ def make_manifest(
         vision=target.vision,
         audio=target.audio,
         add_bos=adds_bos(directory, bos, default=target.token_ids.get("add_bos_token")),
+        special_tokens=special_tokens(directory),
     )
     try:
         made.check()

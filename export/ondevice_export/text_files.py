@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, RESPONSE_TEMPLATE, TOKENIZER
+from ondevice.bundle_format.manifest import SPECIAL_TOKENS
 from ondevice.errors import BundleCorruptError, CheckpointError, reason
 from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
@@ -48,6 +49,18 @@ def adds_bos(source: Path, bos: int | None, *, default: bool | None) -> bool:
         return Tokenizer.from_file(source / TOKENIZER).encode("a")[:1] == [bos]
     except BundleCorruptError:  # loading the bundle reports it
         return True
+
+
+def special_tokens(source: Path) -> dict[str, str | None]:
+    """Texts of the special tokens that chat templates write, as `tokenizer_config.json` names them.
+
+    There a token is a string, null, or an object with its `content`. Names that the file has not are absent.
+    """
+    path = source / "tokenizer_config.json"
+    given = read_json(path) if path.is_file() else {}
+    named = {name: given[name] for name in SPECIAL_TOKENS if name in given}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}
 
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")

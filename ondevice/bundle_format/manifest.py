@@ -43,6 +43,9 @@ tables, 1 to 3 described the layers of one family only."""
 
 _CORRUPT = "export the bundle again"
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Variables of chat templates that hold the text of a special token."""
+
 AS_TRAINED = "trained"
 """Value of `Quantization.weights`: the codes come unchanged from a checkpoint of quantization-aware training."""
 
@@ -107,6 +110,9 @@ class Manifest:
     """The audio tower; None if the bundle hears nothing, as for `vision`."""
     add_bos: bool = True
     """Whether `bos_token_id` is put in front of a text that no chat template has rendered."""
+    special_tokens: dict[str, str | None] = field(default_factory=dict)
+    """Texts of SPECIAL_TOKENS as the checkpoint's tokenizer names them, None for one that it has not. They may differ
+    from the tokens of the ids above, which are those of generation. A name that is absent stands for the id's token."""
     schema: int = SCHEMA
     sha256: str | None = None
     """Value of `digest()` when the file was written; None if unknown, as before the file is written."""
@@ -196,6 +202,8 @@ class Manifest:
         for name, token in tokens.items():
             if token is not None:
                 check_number(name, token, self.target.vocab_size - 1, least=0)
+        for name in self.special_tokens:
+            require(name in SPECIAL_TOKENS, f"special_tokens has the unknown name {name!r:.99}")
         for name, entry in self.files.items():
             check_number(f"size of {name!r:.99}", entry.size, 1 << 62)
             hexadecimal = re.fullmatch("[0-9a-f]{64}", entry.sha256)
@@ -228,14 +236,15 @@ class Manifest:
 
 
 def _fields(manifest: Manifest) -> dict[str, Any]:
-    """All fields of `bundle.json`. Towers and the facts of a GGUF file are left out where there are none."""
+    """All fields of `bundle.json`. Towers, special tokens and a GGUF file's facts are left out where there are none."""
     data = dataclasses.asdict(manifest)
     gguf = ("file", "sha256", "types")
     data["sources"] = {
         part: {name: value for name, value in source.items() if value is not None or name not in gguf}
         for part, source in data["sources"].items()
     }
-    return {name: value for name, value in data.items() if value is not None or name not in ("vision", "audio")}
+    optional = ("vision", "audio", "special_tokens")
+    return {name: value for name, value in data.items() if value or name not in optional}
 
 
 LINE = 118

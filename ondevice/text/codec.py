@@ -63,8 +63,9 @@ class TextCodec:
         manifest = bundle.manifest
         self.tokenizer = tokenizer = Tokenizer.from_file(path, manifest.first_token_id)
         eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
-        names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
-        special = {name: tokenizer.text_of(token) for name, token in names.items()}
+        ids = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
+        texts = {name: tokenizer.text_of(token) for name, token in ids.items()} | manifest.special_tokens
+        special = {name: text for name, text in texts.items() if text is not None}
         if (response := bundle.file(RESPONSE_TEMPLATE)) is not None:
             self._response = ResponseTemplate.from_file(response, tokenizer)
         if template is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ondevice.bundle_format.manifest import SPECIAL_TOKENS
 from ondevice.errors import PromptError, UsageError, reason, shown
 from ondevice.text.media_parts import PLACEHOLDERS
 
@@ -31,7 +32,7 @@ FUNCTION_NAME = re.compile(r"[\w.-]{1,128}")
 """Names that a function may have: those that the APIs of OpenAI and Anthropic allow, and what the parser of Gemma 4's
 replies reads as a name. Quotes, braces or control tokens would end the call in the middle of its name."""
 
-OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "self")
+OWN = ("messages", "tools", "add_generation_prompt", *SPECIAL_TOKENS, "self")
 """Variables of a template that `template_options` cannot set; `self` is Jinja's name for the template."""
 
 THINKING = "enable_thinking"

@@ -218,7 +218,7 @@ def test_ends_media_and_what_replies_are_read_by_act_as_control(tmp_path):
     vision = SimpleNamespace(begin_token_id=BOS, image_token_id=picture, end_token_id=BOS)
     manifest = SimpleNamespace(
         target=SimpleNamespace(vocab_size=backend.get_vocab_size()), first_token_id=BOS, bos_token_id=BOS,
-        pad_token_id=None, eos_token_ids=(stop,), vision=vision, audio=None,
+        pad_token_id=None, eos_token_ids=(stop,), special_tokens={}, vision=vision, audio=None,
     )  # fmt: skip
     codec = TextCodec(cast(Bundle, SimpleNamespace(manifest=manifest, file=lambda name: tmp_path / name)))
     ids = codec.encode([{**USER, "content": "".join(names)}], 1000)

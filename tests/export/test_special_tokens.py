@@ -1,0 +1,94 @@
+"""Chat templates write the special tokens that the checkpoint's tokenizer names, as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.checks import InvalidFieldError
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.errors import BundleCorruptError
+from ondevice.text.codec import TextCodec
+from ondevice_export import export
+from tests.fixtures.tiny_families import save_family
+from tests.text.tokenizers_made import chat_with
+
+SPECIALS = ["<s>", "</s>", "<pad>", "<unk>", "<|end|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
+    "{{ unk_token }}{{ pad_token }}{% if bos_token is defined %}!{% endif %}"
+)
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+
+def save_chat_model(directory: Path, named: dict[str, Any], ends: list[str] | str, begin: str | None) -> None:
+    """A model whose tokenizer names some special tokens, and whose `generation_config.json` ends replies at others."""
+    save_family(directory, "smollm2")
+    tokenizer = chat_with(SPECIALS)
+    ids = {text: tokenizer.encode(text, add_special_tokens=False)[0] for text in SPECIALS}
+    (directory / "tokenizer.json").write_text(tokenizer._backend.to_str())
+    configured = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, **named}
+    (directory / "tokenizer_config.json").write_text(json.dumps(configured))
+    eos = ids[ends] if isinstance(ends, str) else [ids[text] for text in ends]
+    own = {"bos_token_id": begin and ids[begin], "eos_token_id": eos}
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | own))
+    (directory / "generation_config.json").write_text(json.dumps(own))
+
+
+@pytest.mark.parametrize(
+    ("named", "ends", "begin"),
+    [
+        (NAMED, "</s>", "<s>"),
+        (NAMED, ["<|end|>", "</s>"], "<s>"),
+        (NAMED, "</s>", None),
+        (NAMED, "</s>", "<|end|>"),
+        ({**NAMED, "bos_token": None, "unk_token": None}, "</s>", "<s>"),
+        ({**NAMED, "eos_token": {"__type": "AddedToken", "content": "<|end|>", "special": True}}, "</s>", "<s>"),
+    ],
+)
+def test_templates_write_the_tokens_that_the_tokenizer_names(
+    named: dict[str, Any], ends: list[str] | str, begin: str | None, tmp_path: Path
+) -> None:
+    save_chat_model(tmp_path / "model", named, ends, begin)
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="int8")
+    original = AutoTokenizer.from_pretrained(tmp_path / "model")
+    expected = original.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True)["input_ids"]
+    assert list(TextCodec(Bundle.open(bundle)).encode(CHAT, 256)) == list(expected)
+
+
+def test_names_that_the_tokenizer_leaves_out_are_those_of_the_ids(tmp_path: Path) -> None:
+    save_chat_model(tmp_path / "model", {"pad_token": "<pad>"}, "</s>", "<s>")
+    manifest = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8")).manifest
+    assert manifest.special_tokens == {"pad_token": "<pad>"}
+    codec = TextCodec(Bundle.open(tmp_path / "bundle"))
+    assert codec.tokenizer is not None
+    ids = codec.encode(CHAT[:1], 256)
+    assert codec.tokenizer.decode(ids, keep_special=True) == "<s>user: a</s><pad>!"
+    assert Manifest.from_json(manifest.to_json()).special_tokens == manifest.special_tokens
+
+
+def test_a_bundle_names_no_other_variables(tmp_path: Path) -> None:
+    save_chat_model(tmp_path / "model", NAMED, "</s>", "<s>")
+    path = export(tmp_path / "model", tmp_path / "bundle", quantize="int8") / "bundle.json"
+    text = path.read_text()
+    with pytest.raises(BundleCorruptError, match="unknown name 'messages'") as caught:
+        Manifest.from_json(text.replace('"unk_token": "<unk>"', '"messages": "<unk>"'))
+    assert isinstance(caught.value.__cause__, InvalidFieldError)
+
+
+def test_padding_outside_of_the_vocabulary_is_none(tmp_path: Path) -> None:
+    """Conversions of Llama have -1. Nothing is computed of it."""
+    save_family(tmp_path / "model", "llama2")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for pad in (-1, config["vocab_size"]):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"pad_token_id": pad}))
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"pad_token_id": pad, "eos_token_id": 0}))
+        manifest = Bundle.open(export(tmp_path / "model", tmp_path / f"bundle{pad}", quantize="int8")).manifest
+        assert (manifest.pad_token_id, manifest.eos_token_ids) == (None, (0,))
