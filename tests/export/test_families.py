@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
@@ -48,6 +48,56 @@ def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
         expected = model(torch.tensor([PROMPT])).logits[0].numpy()
     found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def loaded_logits(directory: Path) -> np.ndarray:
+    """The logits of a saved checkpoint as transformers loads it."""
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(directory)(torch.tensor([PROMPT])).logits[0]
+    return np.asarray(logits.numpy())
+
+
+def test_a_head_that_differs_from_the_embedding_is_not_tied(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", "llama2")
+    change_config(tmp_path / "model", tie_word_embeddings=True)
+    notes: list[str] = []
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none", note=notes.append)
+    np.testing.assert_allclose(logits_of(bundle), loaded_logits(tmp_path / "model"), atol=1e-4)
+    assert "lm_head.weight differs from the token embedding" in "".join(notes)
+
+
+@pytest.mark.parametrize("kept", ["lm_head.weight", "both"])
+def test_a_tied_embedding_may_be_saved_as_the_head(kept: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    save_family(tmp_path / "model", "smollm2")
+    expected = export(tmp_path / "model", tmp_path / "expected", quantize="none")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    if kept != "both":
+        del tensors["model.embed_tokens.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    np.testing.assert_array_equal(logits_of(bundle), logits_of(expected))
+    np.testing.assert_allclose(logits_of(bundle), loaded_logits(tmp_path / "model"), atol=1e-4)
+    assert Bundle.open(bundle).manifest.target.tied
+
+
+def test_windows_of_smollm3_are_in_layers_without_rotation(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", "smollm3")
+    own = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": None, "no_rope_layers": [1, 1, 0, 1, 0]}
+    change_config(tmp_path / "model", **own)
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    np.testing.assert_allclose(logits_of(bundle), loaded_logits(tmp_path / "model"), atol=1e-4)
+    layers = Bundle.open(bundle).manifest.target.layers
+    assert [layer.attention.window for layer in layers] == [None, None, WINDOW, None]
+
+
+def change_config(directory: Path, **fields: Any) -> None:
+    """Set fields of a `config.json`."""
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | fields))
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-multimodal", "qwen2"])
@@ -129,6 +179,13 @@ def test_rotary_embeddings_are_those_of_transformers(parameters: dict[str, Any])
     assert found.factor == pytest.approx(factor)
 
 
+def test_both_spellings_of_rope_side_by_side_may_agree() -> None:
+    newer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}
+    both = {"rope_parameters": newer, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    expected = families.read_target({**CONFIG, "rope_parameters": newer}, "config.json").target
+    assert families.read_target({**CONFIG, **both}, "config.json").target == expected
+
+
 def test_a_longrope_ends_where_its_frequencies_change() -> None:
     parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
     config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
@@ -169,6 +226,13 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
         ({"hidden_act": "relu2"}, "activation 'relu2' is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                "rope_scaling": {"type": "linear", "factor": 2},
+            },
+            "rope_scaling differs from rope_parameters",
+        ),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor is no list of 16"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),

@@ -65,12 +65,23 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
         raise CheckpointError(f"{text.origin}: bidirectional attention is not supported, this is no language model")
     found["hidden_activation"] = found.get("hidden_activation", found.get("hidden_act"))
     fields = JsonFields(found, text.origin)
+    if "no_rope_layers" in found or "no_rope_layer_interval" in found:
+        found["no_rope_layers"] = _no_rope_layers(fields)
     found["layer_types"] = _layer_types(fields)
     found["rope_parameters"] = _rope_parameters(fields)
-    if "no_rope_layer_interval" in found:
-        interval, count = fields.integer("no_rope_layer_interval"), len(found["layer_types"])
-        found.setdefault("no_rope_layers", [int((index + 1) % interval != 0) for index in range(count)])
     return found
+
+
+def _no_rope_layers(fields: JsonFields) -> list[Any]:
+    """The list for every layer; the given one may be longer."""
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    given = fields.data.get("no_rope_layers")
+    if given is None:
+        interval = fields.integer("no_rope_layer_interval")
+        return [int((index + 1) % interval != 0) for index in range(count)]
+    if not isinstance(given, list) or len(given) < count:
+        raise CheckpointError(f"{fields.origin}: no_rope_layers has not one number for each layer")
+    return given[:count]
 
 
 def _layer_types(fields: JsonFields) -> list[str]:
@@ -84,6 +95,8 @@ def _layer_types(fields: JsonFields) -> list[str]:
         return list(given)
     if not fields.flag("use_sliding_window", True) or "sliding_window" not in data:
         return [FULL] * count
+    if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window
+        return [FULL if rotates else SLIDING for rotates in data["no_rope_layers"]]
     pattern = data.get("sliding_window_pattern", data.get("_sliding_window_pattern"))
     if pattern is not None:
         every = fields.integer("sliding_window_pattern", pattern)
@@ -93,12 +106,22 @@ def _layer_types(fields: JsonFields) -> list[str]:
 
 
 def _rope_parameters(fields: JsonFields) -> dict[str, Any]:
-    """The rotary embedding of each kind of layer; the older spelling is flat, with a theta of sliding layers beside."""
+    """The rotary embedding of each kind of layer; the older spelling is flat, with a theta of sliding layers beside.
+
+    Of `rope_parameters` and a `rope_scaling` that says something else transformers takes the latter, and forgets the
+    theta of the former: this is refused.
+    """
     given = fields.mapping("rope_parameters", {}).data
+    scaling = dict(fields.mapping("rope_scaling", {}).data)
+    if "type" in scaling:
+        scaling.setdefault("rope_type", scaling.pop("type"))
+    newer = given.get(FULL, given)
+    if newer and isinstance(newer, Mapping) and any(newer.get(name) != value for name, value in scaling.items()):
+        raise CheckpointError(f"{fields.origin}: rope_scaling differs from rope_parameters, where its fields belong")
     if FULL in given or SLIDING in given:
         own = {kind: dict(fields.mapping("rope_parameters", {}).mapping(kind, {}).data) for kind in (FULL, SLIDING)}
     else:
-        flat = {**fields.mapping("rope_scaling", {}).data, **given}
+        flat = {**scaling, **given}
         own = {FULL: flat, SLIDING: {} if "rope_local_base_freq" in fields.data else dict(flat)}
     thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     for kind, parameters in own.items():

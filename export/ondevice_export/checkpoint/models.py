@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
@@ -32,6 +34,10 @@ from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 """Prefixes of the text model's tensors; those of multimodal checkpoints come first, as some begin with `model.` too."""
+
+_FINAL_NORM = "norm.weight"
+_COMPARED = 4096
+"""Rows of two matrices that are compared at a time."""
 
 _HEADS = (HEAD, "language_model.lm_head.weight")
 """Names of the head."""
@@ -83,7 +89,13 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
         family, fields, config = read_target(checkpoint.config, checkpoint.origin)
         quantization = read_quantization(checkpoint.config, checkpoint.origin)
         own_names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
-        tensors = NamedTensors(checkpoint, _names(own_names, config, family, checkpoint.origin), _norm_offset(fields))
+        names = _names(own_names, config, family, checkpoint.origin)
+        tensors = NamedTensors(checkpoint, names, _norm_offset(fields))
+        if quantization is None and config.tied and not _heads_agree(checkpoint, names):
+            config = dataclasses.replace(config, tied=False)
+            note(
+                f"{names.head} differs from the token embedding: it is used, though config.json says that they are one"
+            )
         shapes = checkpoint_shapes(config, tensors.names)
         modules = None if quantization is None else QuantizedModules(checkpoint, quantization, shapes)
         if modules is None:
@@ -149,13 +161,28 @@ def checkpoint_shapes(target: Target, names: TensorNames) -> Shapes:
 def _names(present: Iterable[str], config: Target, family: Family, origin: str) -> TensorNames:
     """The names of the text model's tensors."""
     names = set(present)
-    prefix = next((prefix for prefix in _PREFIXES if prefix + EMBEDDING in names), None)
+    head = next((head for head in _HEADS if head in names), None)
+    alone = config.tied and head is not None and not any(prefix + EMBEDDING in names for prefix in _PREFIXES)
+    first = _FINAL_NORM if alone else EMBEDDING
+    prefix = next((prefix for prefix in _PREFIXES if prefix + first in names), None)
     if prefix is None:
         raise CheckpointError(f"{origin}: the checkpoint has no {EMBEDDING}: it holds no text model")
-    head = next((head for head in _HEADS if head in names), None)
     if head is None and not config.tied:
         raise CheckpointError(f"{origin}: the head is not tied to the token embedding, and there is no {HEAD}")
-    return TensorNames(prefix, head or HEAD, family.names)
+    return TensorNames(prefix, head or HEAD, head if alone else None, family.names)
+
+
+def _heads_agree(checkpoint: Checkpoint, names: TensorNames) -> bool:
+    """Whether the head equals the token embedding, if the checkpoint has both. transformers ties them only then."""
+    head, embedding = names.of(HEAD), names.of(EMBEDDING)
+    if head == embedding or head not in checkpoint or embedding not in checkpoint:
+        return True
+    shape = checkpoint.shape(head)
+    if shape != checkpoint.shape(embedding) or len(shape) != 2:
+        return False
+    starts = range(0, shape[0], _COMPARED)
+    pieces = ((start, min(start + _COMPARED, shape[0])) for start in starts)
+    return all(np.array_equal(checkpoint.rows(head, *piece), checkpoint.rows(embedding, *piece)) for piece in pieces)
 
 
 def _norm_offset(config: Config) -> float:

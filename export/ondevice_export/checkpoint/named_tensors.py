@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.tensor_table import HEAD
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice_export.checkpoint.directory import Checkpoint
 
 
@@ -20,6 +20,8 @@ class TensorNames:
     """Prefix of all names but the head's."""
     head: str = HEAD
     """The head's name."""
+    embedding: str | None = None
+    """The token embedding's name if it has no such prefix: a tied one may be saved as the head alone."""
     in_layers: Mapping[str, str] = field(default_factory=dict)
     """Tensors of a layer that are named otherwise in the checkpoint: the bundle's name -> the checkpoint's, both
     without the layer's prefix."""
@@ -28,6 +30,8 @@ class TensorNames:
         """The checkpoint's name of the tensor that has the name `own` in a bundle."""
         if own == HEAD:
             return self.head
+        if own == EMBEDDING and self.embedding is not None:
+            return self.embedding
         first, number, rest = [*own.split(".", 2), "", ""][:3]
         if first == "layers" and rest in self.in_layers:
             own = f"layers.{number}.{self.in_layers[rest]}"

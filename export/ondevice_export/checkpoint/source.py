@@ -21,6 +21,8 @@ _PATTERNS = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
+_IGNORED = ["*/*", "consolidated*.safetensors"]
+"""The second is all weights once more, under the names of Mistral's own code."""
 GGUF = ".gguf"
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -161,7 +163,7 @@ def default_name(target: Checkout) -> str:
 
 
 def _download(source: str, revision: str | None) -> Checkout:
-    directory = _snapshot(source, revision, _PATTERNS, ["*/*"])
+    directory = _snapshot(source, revision, _PATTERNS, _IGNORED)
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{source} has no config.json: if it has GGUF files, name one with --gguf")
     return Checkout(directory, source, directory.name)

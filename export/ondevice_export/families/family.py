@@ -78,11 +78,8 @@ class Config(JsonFields):
     def rotary(self, index: int, head_dim: int) -> tuple[int | None, float]:
         """The rotary embedding of a layer: its index in `ropes`, or None; and the factor of its cosines and sines."""
         rotates = self.data.get("no_rope_layers")
-        if rotates is not None:
-            if not isinstance(rotates, list) or len(rotates) != len(self.data["layer_types"]):
-                raise CheckpointError(f"{self.origin}: no_rope_layers has not one number for each layer")
-            if not rotates[index]:
-                return None, 1.0
+        if rotates is not None and not rotates[index]:
+            return None, 1.0
         found = rotary(self.rope(self.kind(index)), head_dim, self.integer("max_position_embeddings"))
         numbers = rotary_numbers(found.frequencies)
         if numbers not in self.ropes:

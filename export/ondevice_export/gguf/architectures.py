@@ -21,6 +21,7 @@ from ondevice_export.gguf.file import GgufTensor
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 _MAX_LAYERS = 1000
+DIVISORS = "rope_freqs.weight"
 
 
 class Metadata(JsonFields):
@@ -63,6 +64,12 @@ class Metadata(JsonFields):
     def decimal(self, name: str, default: float) -> float:
         """A positive number that the file has as float32, as the shortest decimal: 1e-06, not 9.999999974752427e-07."""
         return float(str(np.float32(self.number(name, default))))
+
+    def positive(self, name: str) -> float | None:
+        """A number as `decimal` reads it; None if the file has none or 0, which llama.cpp does not tell apart."""
+        value = self.data.get(name)
+        absent = value is None or (isinstance(value, int | float) and value == 0)
+        return None if absent else self.decimal(name, 1.0)
 
     def sliding(self, default: int) -> list[bool]:
         """Which layers have a window: listed, or all but every n-th; `default` is n for files that do not say."""
@@ -138,23 +145,29 @@ def _head_dim(metadata: Metadata) -> int:
 
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
-    """The rotary embedding of the layers without a window, as an entry of `rope_parameters`."""
+    """The rotary embedding of the layers without a window, as an entry of `rope_parameters`.
+
+    As llama.cpp reads it, a factor without a type is linear, and has an older name too. The divisors are those of
+    `llama3`; llama.cpp divides the frequencies by them beside any scaling.
+    """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
     size = _head_dim(metadata)
     if metadata.integer("rope.dimension_count", size) != size:
         raise CheckpointError(f"{metadata.origin}: rotation of a part of every head is not supported")
-    kind = metadata.data.get("rope.scaling.type", "none")
+    kind = metadata.data.get("rope.scaling.type", "linear")
+    factor = metadata.positive("rope.scaling.factor") or metadata.positive("rope.scale_linear") or 1.0
+    if metadata.positive("rope.scaling.attn_factor") not in (None, 1.0):
+        raise CheckpointError(f"{metadata.origin}: rope.scaling.attn_factor is not supported")
+    if kind in ("none", ""):
+        kind, factor = "linear", 1.0
+    if metadata.divisors is not None and kind == "linear":  # `longrope` is the type that lists divisors
+        divisors = (metadata.divisors * np.float32(factor)).tolist()
+        own = {"short_factor": divisors, "long_factor": divisors, "factor": 1.0, "attention_factor": 1.0}
+        return {**rope, "rope_type": "longrope", **own}
     if metadata.divisors is not None:
-        # `llama3` as its result. `longrope` is the type that lists a divisor for every frequency.
-        return {
-            **rope, "rope_type": "longrope", "short_factor": metadata.divisors.tolist(),
-            "long_factor": metadata.divisors.tolist(), "factor": 1.0, "attention_factor": 1.0,
-        }  # fmt: skip
-    if kind in ("none", "") or (kind == "linear" and "rope.scaling.factor" not in metadata.data):
-        return rope
-    factor = metadata.decimal("rope.scaling.factor", 1.0)
+        raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} beside {DIVISORS} is not supported")
     if kind == "linear":
-        return {**rope, "rope_type": "linear", "factor": factor}
+        return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
         context = metadata.integer("rope.scaling.original_context_length", 0)
         return {**rope, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
@@ -162,17 +175,14 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
 
 
 def _dense(metadata: Metadata) -> dict[str, Any]:
-    """Llama, Qwen2 and Qwen3: one kind of layer."""
+    """Llama, Qwen2 and Qwen3: one kind of layer, without a window: llama.cpp reads none for them."""
     if metadata.integer("expert_count", 0, minimum=0):
         raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
-    sliding = metadata.sliding(0)
-    window = {"sliding_window": metadata.integer("attention.sliding_window", 0)} if any(sliding) else {}
     rope = _rope(metadata)
     return {
         "hidden_act": "silu",
-        "layer_types": [SLIDING if each else FULL for each in sliding],
+        "layer_types": [FULL] * metadata.layers,
         "rope_parameters": {FULL: rope, SLIDING: rope},
-        **window,
     }
 
 
@@ -197,14 +207,8 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
             FULL: _rope(metadata),
             SLIDING: {"rope_type": "default", "rope_theta": own_base},
         },
-        "final_logit_softcapping": _softcap(metadata),
+        "final_logit_softcapping": metadata.positive("final_logit_softcapping"),
     }
-
-
-def _softcap(metadata: Metadata) -> float | None:
-    if not metadata.data.get("final_logit_softcapping"):
-        return None
-    return metadata.decimal("final_logit_softcapping", 1.0)
 
 
 def _gemma4(metadata: Metadata) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
         "use_double_wide_mlp": double,
         "sliding_window": metadata.integer("attention.sliding_window", 0),
         "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0, minimum=0),
-        "final_logit_softcapping": _softcap(metadata),
+        "final_logit_softcapping": metadata.positive("final_logit_softcapping"),
         "rope_parameters": {
             FULL: _proportional(metadata),
             SLIDING: {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base_swa", 10_000.0)},

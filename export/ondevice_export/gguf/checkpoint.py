@@ -21,13 +21,12 @@ from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint
-from ondevice_export.gguf.architectures import Metadata, find_architecture
+from ondevice_export.gguf.architectures import DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_DIVISORS = "rope_freqs.weight"
 
 _KEPT = {
     "Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "IQ4_NL": INT4_TABLE, "IQ4_XS": INT4_TABLE, "Q5_0": INT8,
@@ -67,7 +66,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
-                if hub_name is None and name != _DIVISORS:
+                if hub_name is None and name != DIVISORS:
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
                 if hub_name is not None:
                     self._tensors[hub_name] = place
@@ -184,11 +183,11 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
 
     def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> Float32Array | None:
         """The numbers that divide rotary frequencies, if the file has them."""
-        if _DIVISORS not in found:
+        if DIVISORS not in found:
             return None
-        file, entry = found[_DIVISORS]
+        file, entry = found[DIVISORS]
         if len(entry.shape) != 1 or math.prod(entry.shape) > 1 << 16:
-            raise CheckpointError(f"{self.origin}: {_DIVISORS} has the shape {list(entry.shape)}")
+            raise CheckpointError(f"{self.origin}: {DIVISORS} has the shape {list(entry.shape)}")
         divisors: Float32Array = to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
         return divisors
 

@@ -182,8 +182,43 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "named",
+    [
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+        {"rope.scaling.type": "linear", "rope.scale_linear": 4.0},
+    ],
+)
+def test_a_factor_without_a_type_or_by_its_older_name_is_linear(tmp_path: Path, named: dict[str, Any]) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    _rewrite(path, {f"llama.{name}": value for name, value in named.items()})
+    with GgufCheckpoint(path) as checkpoint:
+        found = checkpoint.config["rope_parameters"]["full_attention"]
+    assert (found["rope_type"], found["factor"]) == ("linear", 4.0)
+
+
+def test_linear_scaling_divides_beside_divisors(tmp_path: Path) -> None:
+    path, divisors = tmp_path / "model.gguf", np.linspace(1, 8, 16, dtype=np.float32)
+    _written(path, "llama", _llama(), divisors=divisors).close()
+    _rewrite(path, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
+    with GgufCheckpoint(path) as checkpoint:
+        found = checkpoint.config["rope_parameters"]["full_attention"]
+    assert found["short_factor"] == (4 * divisors).tolist()
+
+
+def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    _rewrite(path, {"llama.attention.sliding_window": 16})
+    with GgufCheckpoint(path) as checkpoint:
+        assert set(checkpoint.config["layer_types"]) == {"full_attention"}
+
+
+@pytest.mark.parametrize(
     ("said", "change"),
     [
+        ("attn_factor is not supported", {"llama.rope.scaling.attn_factor": 0.5}),
         ("architecture 'phi3'", {"general.architecture": "phi3"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
         ("experts are not supported", {"llama.expert_count": 8}),
