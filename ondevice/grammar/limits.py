@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from math import lcm
+from math import isfinite, lcm
 from typing import TYPE_CHECKING, Any
 
 from ondevice.errors import GrammarError, shown
@@ -100,8 +100,8 @@ def check_length(value: Any, what: str) -> None:
 def check_schema(schema: Any) -> None:
     """
     Raises:
-        GrammarError: a JSON schema is too long, intersects too many patterns, or has a number that is too small or too
-            large a `multipleOf`.
+        GrammarError: a JSON schema is too long, intersects too many patterns, or has a number that is infinite, too
+            small or too large a `multipleOf`.
     """
     check_length(schema, "a schema")
     _check_numbers(schema)
@@ -178,6 +178,8 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def _check_numbers(schema: Any) -> None:
     for each in _values(schema):
+        if isinstance(each, float) and not isfinite(each):  # Python's reader of JSON takes NaN, Infinity and 1e999
+            raise GrammarError(f"a schema may not have the number {each}")
         if isinstance(each, int | float) and each < MIN_NUMBER:
             raise GrammarError(f"a schema may have numbers from {MIN_NUMBER}, not {shown(each)}")
 

@@ -71,6 +71,9 @@ def lark(text: str) -> dict[str, Any]:
         (schema_format({"enum": [{"a": [512 - 2**63]}]}), "numbers from"),
         (schema_format({"type": "integer", "minimum": -1e20, "maximum": -1e19}), "numbers from"),
         (lark('start: %json {"const": -9223372036854775807}'), "numbers from"),
+        (lark('start: %json {"multipleOf": 1e999}'), "may not have the number inf"),
+        (lark('start: %json {"multipleOf": NaN}'), "may not have the number nan"),
+        (schema_format({"items": {"maximum": float("-inf")}}), "may not have the number -inf"),
         (lark("start: T\nT: /a/ & /b/ & /c/ & ~/d/ & /e/"), "operators"),
         (lark('start: T // "\nT: /a/ & "\\"" & /c/ & ~/d/ & /e/'), "operators"),
         (lark('start: %json\n{"allOf": ' + json.dumps(NINE) + "}"), "different patterns"),
@@ -87,6 +90,7 @@ def test_it_is_refused_before_it_is_compiled(wanted: Any, message: str) -> None:
         {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 10_007}}},
         {"type": "object", "properties": {"n": {"enum": ["a" * 200_000]}}},
         {"type": "object", "properties": {"n": {"enum": [-(2**63)]}}},
+        {"type": "object", "properties": {"n": {"type": "number", "multipleOf": float("inf")}}},
         {"type": "object", "properties": {"n": {"pattern": r"\\d+", "maxLength": 2**31}}},
     ],
 )
