@@ -92,8 +92,11 @@ class StoredResponse:
                 async for _ in written(replies, writer, self._keep):
                     check_room()
                     self._tell()
-                await replies.work(self._keep, writer.closing(), in_parts)
-            self._whole = await replies.work(writer.whole)
+            ending = asyncio.create_task(self._end(replies, writer))
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:  # too late: the thread that writes the end goes on
+                await ending
         except asyncio.CancelledError:
             self._keep(writer.cancelled())
         except TimeoutError:
@@ -106,6 +109,11 @@ class StoredResponse:
             self._running = None
             self._tell()
             await replies.close()
+
+    async def _end(self, replies: Replies, writer: OpenAIResponseWriter) -> None:
+        """Write the end of a whole reply."""
+        await replies.work(self._keep, writer.closing(), in_parts)
+        self._whole = await replies.work(writer.whole)
 
     def _keep(self, events: Iterable[StreamEvent], write: Callable[[Any], str] = at_once) -> str:
         for event in events:

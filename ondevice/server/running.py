@@ -34,12 +34,15 @@ from ondevice.server.requests import RequestError
 MAX_PORT = 65535
 
 MAX_CONNECTIONS = 128
-"""Most connections. A further one takes the place of the oldest without a request."""
+"""Most connections. A further one takes the place of one that is closing, of the oldest without a request, or of one
+whose client does not read."""
 
 MAX_HEADER_S = 30.0
 """Seconds from the beginning of a connection, or the end of a response, within which the headers of a request must have
 arrived. Uvicorn itself closes a connection that sends nothing for five seconds after a response."""
 
+MAX_UNREAD_S = 60.0
+"""Seconds for which a client may leave a response unread that no longer fits into the buffers."""
 
 MIN_CHUNK, FREE_CHUNKS = 256, 256
 """Bytes that the chunks of a body must have on average, but for the first ones. A chunk takes the event loop 12 us: a
@@ -100,6 +103,11 @@ class Server:
             loop="asyncio",
         )
         self._uvicorn = _Uvicorn(config, models)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models."""
+        return list(self._models.by_name)
 
     @property
     def url(self) -> str:
@@ -166,30 +174,50 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.conn = _Parser(h11.SERVER)
+        self._is_unread = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
         connections = [each for each in self.connections if isinstance(each, Connection)]
-        others = [each for each in connections if each is not self and not each.transport.is_closing()]
+        others = [each for each in connections if each is not self and not each._has_ended]
         if len(others) < MAX_CONNECTIONS:
             return
-        if waiting := [each for each in others if not each._is_answering]:
-            min(waiting, key=lambda each: each._deadline.when()).transport.abort()
+        if dispensable := [each for each in others if each._is_dispensable]:
+            first = min(dispensable, key=lambda each: (not each.transport.is_closing(), each._deadline.when()))
+            first.transport.abort()
         else:
             self._refuse(503, f"{MAX_CONNECTIONS} connections are open: try again later")
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._is_answering:
+        if self._is_answering and not self._is_unread:
             self._deadline.cancel()
 
     def on_response_complete(self) -> None:
-        self._deadline.cancel()
-        self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
+        self._expect_request()
         super().on_response_complete()
-        if self._is_answering:  # the next request had arrived already
+        if self._is_answering and not self._is_unread:  # the next request had arrived already
             self._deadline.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._is_unread = True
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(MAX_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_unread = False
+        self._deadline.cancel()
+        if not self._is_answering:
+            self._expect_request()
+
+    def _expect_request(self) -> None:
+        """Give the client the time for the headers of its next request, once it has read the response."""
+        if not self._is_unread:
+            self._deadline.cancel()
+            self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
 
     def send_400_response(self, msg: str) -> None:
         """Close the connection after malformed HTTP, with an error if no response has begun.
@@ -213,6 +241,16 @@ class Connection(H11Protocol):
     def _is_answering(self) -> bool:
         """Whether the headers of a request have arrived, and the response is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the connection is closed, and nothing of a response is left for its client to read."""
+        return self.transport.is_closing() and not self.transport.get_write_buffer_size()
+
+    @property
+    def _is_dispensable(self) -> bool:
+        """Whether the connection may be cut for another one."""
+        return self.transport.is_closing() or self._is_unread or not self._is_answering
 
     def _refuse(self, status: int, message: str) -> None:
         """Close the connection with an error, which has to be written by hand: there is no request to respond to."""

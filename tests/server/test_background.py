@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from ondevice.server import background
+from ondevice.server.delivery import ServerSentEvent
 from ondevice.server.replies import Replies
 from tests.server.served import PATIENCE_S, wait_until
 
@@ -202,6 +204,42 @@ def test_a_stopping_server_ends_them(serve_toy, gate):
         gate.close(behind=3)
         begin(served, max_output_tokens=300)
         wait_until(lambda: gate.arrived >= 4)
+
+
+def test_a_cancel_that_comes_while_the_end_is_written_is_too_late():
+    """The end is written in a thread, which a cancel does not stop."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def end():
+        yield ServerSentEvent({"type": "output_text.done"})
+        writing.set()
+        go_on.wait(PATIENCE_S)
+        yield ServerSentEvent({"type": "response.completed"})
+
+    async def work(function, *arguments):
+        return await asyncio.to_thread(function, *arguments)
+
+    async def no_events(*_):
+        for each in list[str]():
+            yield each
+
+    async def cancelled_while_it_ends():
+        replies: Any = SimpleNamespace(work=work, close=mock.AsyncMock())
+        writer = mock.MagicMock(closing=end, whole=lambda: {"status": "completed"})
+        response = background.StoredResponse(replies, writer)
+        with mock.patch.object(background, "written", no_events):
+            response.task = asyncio.create_task(response.generate(lambda: None))
+            await asyncio.to_thread(writing.wait, PATIENCE_S)
+            response.task.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.wait((response.task,))
+        writer.cancelled.assert_not_called()
+        return response
+
+    response = asyncio.run(cancelled_while_it_ends())
+    assert len(response.events) == 2
+    assert response.whole() == {"status": "completed"}
 
 
 def test_a_listener_that_waits_is_sent_comments(monkeypatch):

@@ -71,6 +71,54 @@ def test_a_new_connection_replaces_the_oldest_without_a_request(serve_toy, monke
         assert received(connections[-1]).startswith(b"HTTP/1.1 200 ")
 
 
+UNREAD = b"GET /vendor/noto-sans-math.woff2 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+REQUESTS = 200
+
+
+def connections_that_do_not_read(served, stack, count):
+    """Connections that ask for more than the buffers hold, and read nothing."""
+    made = [stack.enter_context(connect(served)) for _ in range(count)]
+    for connection in made:
+        connection.sendall(UNREAD * REQUESTS)
+    served.let_it_notice()
+    return made
+
+
+def test_connections_that_do_not_read_make_room(serve_toy, monkeypatch):
+    monkeypatch.setattr(running, "MAX_CONNECTIONS", 4)
+    with serve_toy() as served, ExitStack() as stack:
+        connections_that_do_not_read(served, stack, 8)
+        for _ in range(8):
+            with connect(served, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n") as other:
+                assert received(other).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_connection_that_does_not_read_is_cut_in_the_end(serve_toy, monkeypatch):
+    monkeypatch.setattr(running, "MAX_UNREAD_S", 0.2)
+    with serve_toy() as served, ExitStack() as stack:
+        [connection] = connections_that_do_not_read(served, stack, 1)
+
+        def is_cut():
+            try:
+                connection.send(b"\n")
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_cut)
+
+
+def test_a_client_that_reads_slowly_gets_everything(serve_toy, monkeypatch):
+    monkeypatch.setattr(running, "MAX_HEADER_S", 300)
+    with serve_toy() as served, ExitStack() as stack:
+        [connection] = connections_that_do_not_read(served, stack, 1)
+        served.let_it_notice()
+        connection.sendall(UNREAD.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert received(connection).count(b"HTTP/1.1 200 ") == REQUESTS + 1
+
+
 def test_too_many_requests_at_a_time(serve_toy, gate, monkeypatch):
     monkeypatch.setattr(running, "MAX_CONNECTIONS", 3)
     with serve_toy() as served:
