@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -103,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects from a stream
     bundles = [bundle for location in args.bundle for bundle in _bundles(location)]
     server = Server([_source(bundle, args) for bundle in bundles], _setup(args))
-    names = ", ".join(bundle.manifest.name for bundle in bundles)
-    print(f"ondevice: {names} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
+    print(f"ondevice: {', '.join(server.names)} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
     if args.api_key is None and args.api_key_file is None and not server.is_local:
         print(
             "ondevice: anyone who reaches this machine can use it: set a key with --api-key-file FILE", file=sys.stderr
@@ -136,7 +136,7 @@ def _memory(gigabytes: float | None) -> int | None:
     """Bytes that the models may take; None for no limit."""
     if gigabytes is None:
         return None
-    if not gigabytes > 0:
+    if not 0 < gigabytes < math.inf:
         raise UsageError(f"--memory must be a number of GB above 0, not {gigabytes}")
     return int(1e9 * gigabytes)
 

@@ -7,6 +7,7 @@ methods belong to one event loop; loading runs in other threads.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
@@ -38,7 +39,11 @@ class ServedModel(NamedTuple):
 
 
 class Models:
-    """The models of a server by name. The first one answers requests that name none."""
+    """The models of a server by name. The first one answers requests that name none.
+
+    A model's name is that of its bundle, or of the bundle's directory where two bundles have one name. A directory's
+    name stands for its bundle too, unless it is another model's name.
+    """
 
     def __init__(
         self,
@@ -60,8 +65,11 @@ class Models:
         """
         room = Memory(memory)
         managers = [ModelManager(source, room, idle_s, is_first=not at) for at, source in enumerate(sources)]
+        names = Counter(manager.name for manager in managers)
         self.by_name: dict[str, ModelManager] = {}
         for manager in managers:
+            if names[manager.name] > 1:
+                manager.name = manager.directory
             if manager.name in self.by_name:
                 raise UsageError(f"two bundles have the name {manager.name!r}: serve one of them")
             if memory is not None and manager.size > memory:
@@ -69,11 +77,19 @@ class Models:
                 raise UsageError(f"{wanted}, which is more than --memory: raise it, or leave this bundle out")
             self.by_name[manager.name] = manager
         self.first = managers[0]
-        self._aliases: dict[str, ModelManager] = {}
+        directories = Counter(manager.directory for manager in managers)
+        self._aliases: dict[str, ModelManager] = {
+            name: manager
+            for manager in managers
+            if directories[name := manager.directory] == 1 and name not in self.by_name
+        }
+        known = {**self._aliases, **self.by_name}
         for alias, name in (aliases or {}).items():
-            if name and name not in self.by_name:
-                raise UsageError(f"the alias {alias!r} stands for {name!r}, which is not served")
-            self._aliases[alias] = self.by_name[name] if name else self.first
+            if name and name not in known:
+                raise UsageError(
+                    f"the alias {alias!r} stands for {name!r}, which is not served: there are {', '.join(known)}"
+                )
+            self._aliases[alias] = known[name] if name else self.first
 
     def __iter__(self) -> Iterator[ModelManager]:
         return iter(self.by_name.values())
@@ -158,6 +174,7 @@ class ModelManager:
         """
         self.bundle = source.bundle
         self.name = source.bundle.manifest.name
+        self.directory = source.bundle.path.absolute().name
         self._load = source.load
         self._memory = memory or Memory(None)
         self._idle_s = idle_s

@@ -37,6 +37,7 @@ sys.exit(main(["serve", {str(bundle)!r}]))
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
         (["--memory", "0"], "--memory must be a number of GB above 0, not 0.0"),
         (["--memory", "nan"], "--memory must be a number of GB above 0, not nan"),
+        (["--memory", "inf"], "--memory must be a number of GB above 0, not inf"),
         (["--memory", "0.1"], "toy-model may take 0.54 GB with its cache, which is more than --memory"),
         (["--alias", "gpt=x"], "the alias 'gpt' stands for 'x', which is not served"),
         (["--port", "99999"], "a port is a number from 0 to 65535, not 99999"),
@@ -94,6 +95,6 @@ def test_a_directory_of_bundles(run, tmp_path, monkeypatch):
     assert models.find("small").name == "b"
 
 
-def test_two_bundles_of_one_name(run, bundle, tmp_path):
-    code, _, err = run("serve", bundle, write_bundle(tmp_path / "other"))
-    assert (code, err) == (2, "ondevice: two bundles have the name 'toy-model': serve one of them\n")
+def test_two_bundles_of_one_name_and_directory(run, bundle, tmp_path):
+    code, _, err = run("serve", bundle, write_bundle(tmp_path / "other" / bundle.name))
+    assert (code, err) == (2, f"ondevice: two bundles have the name {bundle.name!r}: serve one of them\n")

@@ -10,6 +10,7 @@ from ondevice.bundle import Bundle
 from ondevice.errors import UsageError
 from ondevice.model import CACHE_BYTES
 from ondevice.server.model_manager import ModelManager, Models, ServedModel
+from ondevice.server.requests import RequestError
 from ondevice.server.running import Server, Setup
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
@@ -104,6 +105,37 @@ def test_aliases(serve_three):
         assert ask(served, model="gpt-4o").body["model"] == "a"
         assert ask(served, model="small").body["model"] == "b"
         assert served.get("/v1/models/small").body["id"] == "b"
+
+
+def served_as(tmp_path, places):
+    """Models of bundles by their directories and names."""
+    bundles = [Bundle.open(write_bundle(tmp_path / place, name=name)) for place, name in places.items()]
+    return Models([ServedModel(bundle, never_loaded) for bundle in bundles], aliases={"x": "small"})
+
+
+def never_loaded(report):
+    raise AssertionError
+
+
+def test_a_directory_s_name_stands_for_its_bundle(tmp_path):
+    models = served_as(tmp_path, {"small": "SmolLM2", "e2b": "gemma-4-E2B-it", "1/twice": "c", "2/twice": "d"})
+    assert list(models.by_name) == ["SmolLM2", "gemma-4-E2B-it", "c", "d"]
+    assert models.find("small") is models.find("SmolLM2") is models.find("small:latest") is models.find("x")
+    assert models.find("e2b").name == "gemma-4-E2B-it"
+    with pytest.raises(RequestError, match="no model 'twice' here"):
+        models.find("twice")
+
+
+def test_a_model_s_name_comes_before_a_directory_s(tmp_path):
+    models = served_as(tmp_path, {"a": "small", "small": "b"})
+    assert models.find("small").directory == "a"
+
+
+def test_bundles_of_one_name_go_by_their_directories(tmp_path):
+    models = served_as(tmp_path, {"small": "SmolLM2", "smollm2": "SmolLM2", "e2b": "gemma-4-E2B-it"})
+    assert list(models.by_name) == ["small", "smollm2", "gemma-4-E2B-it"]
+    with pytest.raises(RequestError, match="There are small, smollm2, gemma-4-E2B-it"):
+        models.find("SmolLM2")
 
 
 def test_the_least_recently_used_makes_room(serve_three, three):
