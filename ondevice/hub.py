@@ -127,6 +127,19 @@ def unfinished_names() -> list[str]:
     return sorted(path.name.removeprefix(".").removesuffix(_UNFINISHED) for path in found if path.is_dir())
 
 
+def check_environment() -> None:
+    """Check the variables of which `huggingface_hub` makes requests.
+
+    Raises:
+        HubError: HF_ENDPOINT is no address, or HF_TOKEN cannot be in a header.
+    """
+    endpoint, token = os.environ.get("HF_ENDPOINT"), os.environ.get("HF_TOKEN", "")
+    if endpoint and not re.match(r"https?://\w", endpoint):
+        raise HubError(f"HF_ENDPOINT must begin with https://, not {endpoint!r:.99}")
+    if not token.isascii() or not token.strip().isprintable():
+        raise HubError("HF_TOKEN is no access token: it has characters that no header may have")
+
+
 class Destination:
     """Directories of one bundle name under the model home.
 
@@ -210,17 +223,15 @@ class _Remote(NamedTuple):
         """The repository on the hub that HF_ENDPOINT names.
 
         Raises:
-            HubError: HF_ENDPOINT is malformed.
+            HubError: see `check_environment`.
             MissingDependencyError: huggingface_hub is not installed.
         """
         try:
             from huggingface_hub import constants
         except ImportError as error:
             raise MissingDependencyError("huggingface_hub", what="`ondevice pull`") from error
-        endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        if not re.match(r"https?://\w", endpoint):
-            raise HubError(f"HF_ENDPOINT must begin with https://, not {endpoint!r:.99}")
-        return cls(repository, revision, endpoint)
+        check_environment()
+        return cls(repository, revision, (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"))
 
     @contextmanager
     def open(self, name: str, first: int = 0) -> Iterator[Any]:
@@ -253,6 +264,8 @@ class _Remote(NamedTuple):
                 if urlsplit(self.endpoint).scheme == "https" and response.url.scheme != "https":
                     raise HubError(f"{self.endpoint} redirects to an address without encryption")
                 yield response
+        except ImportError as error:
+            raise HubError(f"{self.endpoint} cannot be reached: {reason(error)}") from error
         except OfflineModeIsEnabled as error:
             raise HubError("HF_HUB_OFFLINE is set: unset it to reach the hub") from error
         except HfHubHTTPError as error:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ondevice.errors import CheckpointError, MissingDependencyError
+from ondevice.errors import CheckpointError, MissingDependencyError, reason
+from ondevice.hub import check_environment
 from ondevice.machine import expanded
 
 Note = Callable[[str], None]
@@ -194,11 +195,13 @@ def _snapshot(source: str, revision: str | None, patterns: list[str], ignored: l
 
     Raises:
         CheckpointError: the repository cannot be read.
+        HubError: see `check_environment`.
     """
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", "export") from error
+    check_environment()
     try:
         # The library resumes interrupted downloads and handles HF_HUB_OFFLINE, HF_TOKEN and the cache directory.
         return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
@@ -212,5 +215,5 @@ def _snapshot(source: str, revision: str | None, patterns: list[str], ignored: l
         raise _AbsentError(
             f"{source} is neither a directory nor in the local cache, and the hub is out of reach"
         ) from error
-    except (errors.HfHubHTTPError, ConnectionError) as error:
-        raise CheckpointError(f"{source} could not be downloaded: {str(error).splitlines()[0]}") from error
+    except (errors.HfHubHTTPError, ConnectionError, ImportError) as error:  # the last without support for a proxy
+        raise CheckpointError(f"{source} could not be downloaded: {reason(error)}") from error

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import errors
 
 from ondevice.bundle import Bundle
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, HubError
 from ondevice_export import export
 from ondevice_export.checkpoint import source
 from ondevice_export.checkpoint.source import Checkout, default_name, locate, locate_drafter
@@ -102,6 +102,29 @@ def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp
     assert asked["revision"] == "v1"
     assert "*.bin" not in str(asked["allow_patterns"])
     assert "*.safetensors" in str(asked["allow_patterns"])
+    assert "consolidated*.safetensors" in str(asked["ignore_patterns"])  # Mistral's, all weights once more
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("HF_ENDPOINT", "hf-mirror.com", "HF_ENDPOINT must begin with https://"),
+        ("HF_TOKEN", "hf_ü", "HF_TOKEN is no access token"),
+        ("HF_TOKEN", "hf_\x7f", "HF_TOKEN is no access token"),
+        ("HTTPS_PROXY", "socks5://127.0.0.1:9", "google/tiny could not be downloaded: Using SOCKS proxy"),
+    ],
+)
+def test_an_environment_without_a_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, words: str
+) -> None:
+    def download(*arguments: object, **options: object) -> None:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.\nInstall it.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setenv(name, value)
+    with pytest.raises((CheckpointError, HubError), match=words) as caught:
+        locate("google/tiny")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_repository_without_a_configuration_may_have_gguf_files(
