@@ -224,6 +224,8 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
         ({"use_bidirectional_attention": True}, "bidirectional attention"),
         ({"hidden_act": "relu2"}, "activation 'relu2' is not supported"),
+        ({"hidden_act": ["silu"]}, r"activation \['silu'\] is not supported"),
+        ({"head_dim": (1 << 31) - 1}, "a head of 2147483647 numbers is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         (

@@ -21,6 +21,11 @@ _MAX_PATTERNS = 10_000
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 
+def _whole(name: str) -> str:
+    """A regular expression for modules whose name begins with `name`, up to a dot."""
+    return f"(?:{name}){_BOUNDARY}"
+
+
 @dataclass(frozen=True)
 class GemmaQuantization:
     """The rules for which modules are quantised, and with how many bits per weight.
@@ -39,7 +44,7 @@ class GemmaQuantization:
 
     def converts(self, module: str) -> bool:
         """Whether a module is quantised: no name in `plain` is its suffix, or its prefix up to a dot."""
-        return not any(re.match(f"(?:{name}){_BOUNDARY}", module) or module.endswith(name) for name in self.plain)
+        return not any(re.match(_whole(name), module) or module.endswith(name) for name in self.plain)
 
     def candidates(self, module: str) -> tuple[int, ...]:
         """The bits that a module may have, likeliest first.
@@ -104,7 +109,7 @@ def _plain(fields: JsonFields) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{fields.origin}: modules_to_not_convert is no list of names")
     for name in names:
-        _pattern(name, fields.origin)
+        _pattern(_whole(name), fields.origin)
     return tuple(names)
 
 

@@ -52,6 +52,12 @@ class JsonFields:
             raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected true or false")
         return value
 
+    def text(self, name: str, default: str) -> str:
+        value = self.data.get(name, default)
+        if not isinstance(value, str):
+            raise CheckpointError(f"{self.origin}: {self._said(name, value)}, expected a text")
+        return value
+
     def mapping(self, name: str, default: Mapping[str, Any]) -> JsonFields:
         value = self.data.get(name)
         value = default if value is None else value

@@ -20,6 +20,9 @@ from ondevice_export.checkpoint.rope import rotary, usable_context
 
 TARGET_GRAPH = "target.onnx"
 
+MAX_HEAD_DIM = 1 << 14
+"""Most numbers of a head: its frequencies are made before a tensor's shape contradicts a damaged configuration."""
+
 _ACTIVATIONS: dict[Any, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
@@ -47,7 +50,7 @@ class Config(JsonFields):
     @property
     def activation(self) -> Activation:
         name = self.data["hidden_activation"]
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise CheckpointError(
                 f"{self.origin}: activation {name!r:.99} is not supported, only {', '.join(_ACTIVATIONS)}"
             )
@@ -80,6 +83,8 @@ class Config(JsonFields):
         rotates = self.data.get("no_rope_layers")
         if rotates is not None and not rotates[index]:
             return None, 1.0
+        if head_dim > MAX_HEAD_DIM:
+            raise CheckpointError(f"{self.origin}: a head of {head_dim} numbers is not supported, {MAX_HEAD_DIM} are")
         found = rotary(self.rope(self.kind(index)), head_dim, self.integer("max_position_embeddings"))
         numbers = rotary_numbers(found.frequencies)
         if numbers not in self.ropes:

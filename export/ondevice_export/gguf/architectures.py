@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.config import FULL, SLIDING
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 _MAX_LAYERS = 1000
 DIVISORS = "rope_freqs.weight"
@@ -52,12 +51,14 @@ class Metadata(JsonFields):
             raise CheckpointError(f"{self.origin} has no tensor {tensor}: it holds no text model")
         return self.entries[tensor].rows
 
-    def per_layer(self, name: str, default: int | None = None) -> list[int]:
+    def per_layer(self, name: str, default: int | None = None, minimum: int = 1) -> list[int]:
         """A whole number for each layer; the file may have one for all of them."""
         value = self.data.get(name, default)
         if isinstance(value, np.ndarray):
-            if len(value) != self.layers or value.dtype.kind not in "iub":
-                raise CheckpointError(f"{self.origin}: {name} has not a whole number for each of {self.layers} layers")
+            if len(value) != self.layers or value.dtype.kind not in "iub" or (value < minimum).any():
+                raise CheckpointError(
+                    f"{self.origin}: {name} has not a whole number from {minimum} for each of {self.layers} layers"
+                )
             return [int(each) for each in value]
         return [self.integer(name, 0 if default is None else default)] * self.layers
 
@@ -77,7 +78,7 @@ class Metadata(JsonFields):
             return [False] * self.layers
         pattern = self.data.get("attention.sliding_window_pattern", default)
         if isinstance(pattern, np.ndarray):
-            return [bool(each) for each in self.per_layer("attention.sliding_window_pattern")]
+            return [bool(each) for each in self.per_layer("attention.sliding_window_pattern", minimum=0)]
         every = self.integer("attention.sliding_window_pattern", default, minimum=0)
         return [every == 0 or (index + 1) % every != 0 for index in range(self.layers)]
 
@@ -154,7 +155,7 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
     size = _head_dim(metadata)
     if metadata.integer("rope.dimension_count", size) != size:
         raise CheckpointError(f"{metadata.origin}: rotation of a part of every head is not supported")
-    kind = metadata.data.get("rope.scaling.type", "linear")
+    kind = metadata.text("rope.scaling.type", "linear")
     factor = metadata.positive("rope.scaling.factor") or metadata.positive("rope.scale_linear") or 1.0
     if metadata.positive("rope.scaling.attn_factor") not in (None, 1.0):
         raise CheckpointError(f"{metadata.origin}: rope.scaling.attn_factor is not supported")

@@ -82,7 +82,7 @@ class Vocabulary:
             raise CheckpointError(f"{origin} has a token of more than {_LONGEST} characters: it is damaged")
         self.complete = len(texts) <= rows
         self.texts: list[str] = texts[:rows]
-        self.types = self._numbers("token_type", len(texts), np.full(len(texts), NORMAL)).astype(np.int64)[:rows]
+        self.types = self._numbers("token_type", np.full(len(texts), NORMAL)).astype(np.int64)[:rows]
         if self.model != "gpt2":
             # the conversion writes tokens that the publisher defined with spaces
             for token in np.flatnonzero(self.types == USER_DEFINED).tolist():
@@ -116,7 +116,7 @@ class Vocabulary:
 
     def scores(self) -> Any:
         """The score of every token, float32."""
-        return self._numbers("scores", None, None)[: len(self.texts)]
+        return self._numbers("scores", None)[: len(self.texts)]
 
     def merges(self) -> list[list[str]]:
         """The listed merges, without those of tokens that are not in the token table."""
@@ -124,11 +124,12 @@ class Vocabulary:
         if not isinstance(listed, list):
             raise CheckpointError(f"{self.origin} has no list of merges")
         pairs = [merge.split(" ") if merge.count(" ") == 1 else _uneven(merge) for merge in listed]
-        if self.complete:
-            return pairs
-        return [pair for pair in pairs if {*pair, "".join(pair)} <= self.ids.keys()]
+        known = [pair for pair in pairs if {*pair, "".join(pair)} <= self.ids.keys()]
+        if self.complete and len(known) < len(pairs):
+            raise CheckpointError(f"{self.origin} has a damaged vocabulary: merges of texts that are no tokens")
+        return known
 
-    def _numbers(self, name: str, count: int | None, default: Any) -> Any:
+    def _numbers(self, name: str, default: Any) -> Any:
         """A list of numbers, one for every token."""
         values = self.fields.data.get(name, default)
         tokens = len(self.fields.data["tokens"])
@@ -179,7 +180,7 @@ _BPE = {
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
-    name = vocabulary.fields.data.get("pre")
+    name = vocabulary.fields.text("pre", "none")
     if name not in _SPLITS:
         raise CheckpointError(
             f"{vocabulary.origin} splits texts by the pre-tokenizer {name!r:.99}, which is not known "

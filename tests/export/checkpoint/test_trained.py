@@ -175,6 +175,7 @@ def test_bundle_json_tells_how_the_weights_were_made(pair: tuple[str, Path]) -> 
         ({"module_quant_configs": ["mlp"]}, "expected an object"),
         ({"modules_to_not_convert": "lm_head"}, "no list of names"),
         ({"modules_to_not_convert": ["lm_head"]}, "lm_head.weight"),
+        ({"modules_to_not_convert": ["(?i)x"]}, "is no regular expression"),
         ({"quantize_embeddings": 1}, "expected true or false"),
     ],
 )

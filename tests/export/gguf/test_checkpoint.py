@@ -225,6 +225,9 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("rotation of a part", {"llama.rope.dimension_count": 16}),
         ("scaling 'dynamic'", {"llama.rope.scaling.type": "dynamic"}),
         ("head_count is", {"llama.attention.head_count": "many"}),
+        ("head_count has not a whole number from 1", {"llama.attention.head_count": [0, 0]}),
+        ("scaling.type is", {"llama.rope.scaling.type": [1, 2]}),
+        ("scaling.factor is", {"llama.rope.scaling.factor": [1, 2]}),
         ("another size than keys", {"llama.attention.value_length": 16}),
     ],
 )

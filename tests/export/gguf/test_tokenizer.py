@@ -214,10 +214,11 @@ def test_a_space_in_front(tmp_path: Path) -> None:
     ("said", "fields"),
     [
         ("pre-tokenizer 'tekken', which is not known .only gpt-2, smollm", {"pre": "tekken"}),
-        ("pre-tokenizer None", {"pre": None}),
+        ("pre-tokenizer 'none'", {"pre": None}),
         ("vocabulary of the kind 'bert'", {"model": "bert"}),
         ("no list of merges", {"merges": None}),
         ("damaged vocabulary", {"merges": ["a c"]}),
+        ("merges of texts that are no tokens", {"merges": ["b b"]}),
         ("no scores for each of its 8 tokens", {"model": "llama"}),
         ("more than 512 characters", {"tokens": ["x" * 513]}),
         ("no token_type for each of its 8 tokens", {"kinds": [Kinds.NORMAL]}),
