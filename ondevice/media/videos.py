@@ -104,13 +104,14 @@ class Frames:
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """The first stream of a file's pictures. Bytes are read from memory, and a path must be that of a file, not an
-        address.
+        address. FFmpeg's formats of playlists and sessions would open further files and sockets: none are opened.
         """
         try:
             import av
         except ImportError as error:
             raise MissingDependencyError("av", "video", what="a video file") from error
         source: Any = self._source
+        protocols = "file"
         if isinstance(source, str | PathLike):
             path = Path(source)
             if not path.is_file():
@@ -119,9 +120,9 @@ class Frames:
         elif len(source) > MAX_BYTES:
             raise PromptError(f"{self._name} has more than {MAX_BYTES >> 20} MB")
         else:
-            source = BytesIO(source)
+            source, protocols = BytesIO(source), "none"
         try:
-            with av.open(source) as container:
+            with av.open(source, container_options={"protocol_whitelist": protocols}) as container:
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
                     raise ValueError("it has an encoding without a decoder")

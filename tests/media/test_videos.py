@@ -166,6 +166,29 @@ def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
     assert reply.stats.cached_tokens > 150
 
 
+SESSION = (
+    b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+)
+"""A description of a session, for which FFmpeg opens a socket and waits for ten seconds."""
+
+
+def test_no_file_opens_a_socket(chat_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by what FFmpeg says: it refuses the protocol."""
+    (tmp_path / "session.sdp").write_bytes(SESSION)
+    refused = []
+    opened = av.open
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        refused.append(options["container_options"]["protocol_whitelist"])
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(av, "open", watched)
+    for source in (SESSION, tmp_path / "session.sdp"):
+        with pytest.raises(PromptError, match="no video that PyAV reads"):
+            chat_model.encode(asked(Video(source)))
+    assert refused == ["none", "file"]
+
+
 @pytest.mark.parametrize(
     ("video", "complaint"),
     [
@@ -175,6 +198,7 @@ def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
         (Video([png()], fps=0), "video 1 has 0 frames per second"),
         (Video(b"never a video"), "video 1 is damaged, or no video that PyAV reads"),
         (Video(clip(2).replace(b"mp4v", b"xyzw").replace(b"esds", b"free")), "it has an encoding without a decoder"),
+        (Video(SESSION), "is damaged, or no video"),
         (Video("gone.mp4"), "video 1 cannot be read: gone.mp4: no such file"),
         (Video("http://127.0.0.1:9/a.mp4"), "no such file"),
         ({"type": "video"}, "without a field 'video'"),

@@ -42,7 +42,7 @@ STYLES = {"markdown.code": "cyan", "markdown.h1": "bold", "markdown.h2": "bold",
 NOTICES = {"cancelled": "(stopped)", "length": "(cut at --max-new-tokens)", "context": "(the context is full)"}
 
 UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Control characters, with which a reply could move the cursor."""
+"""Control characters, with which a reply could move the cursor or set the clipboard of a terminal."""
 
 TAB_SIZE = 4
 
@@ -117,10 +117,15 @@ class TextView:
         self._write(line if self._last in ("", "\n") else f"\n{line}")
 
     def _write(self, text: str, style: Style | None = None) -> None:
+        """Print a text of the model, without control characters at a terminal."""
+        self._put(styled(text.translate(UNSEEN) if is_terminal(sys.stdout) else text, style, sys.stdout), text[-1:])
+
+    def _put(self, text: str, last: str) -> None:
+        """Print a text with the terminal's codes in it. last : its last character without them"""
         if text:
             self._end_thoughts()
-            self._last = text[-1]
-            sys.stdout.write(styled(text, style, sys.stdout))
+            self._last = last
+            sys.stdout.write(text)
             sys.stdout.flush()
 
     def _begin_thoughts(self) -> None:
@@ -277,7 +282,7 @@ class MarkdownView(TextView):
         """Replace the rows on the screen by the formatted block."""
         self._draw([])
         if shown := formatted(self._block, shutil.get_terminal_size().columns):
-            self._write(f"\n{shown}" if self._formatted else shown)
+            self._put(f"\n{shown}" if self._formatted else shown, shown[-1])
             self._formatted = True
         self._block = ""
 

@@ -113,6 +113,21 @@ def test_drafts_are_coloured_by_their_origin(monkeypatch, capsys):
     assert legend == ("tokens: \x1b[32m3 accepted\x1b[0m, \x1b[1;35m1 corrected\x1b[0m, 2 plain; 3.00 tokens per round")
 
 
+CONTROL = "a\x1b]52;c;eA==\x07\x9b2Jb\tc\n"
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
+    use_colours(monkeypatch)
+    for view in (TextView(), DraftsView()):
+        show(view, step(CONTROL, pieces=(Piece(CONTROL, "plain", 7),)))
+        assert capsys.readouterr().out == "a\ufffd]52;c;eA==\ufffd\ufffd2Jb\tc\n"
+
+
+def test_a_file_gets_the_text_as_it_is(capsys):
+    show(TextView(), step(CONTROL))
+    assert capsys.readouterr().out == CONTROL
+
+
 def test_drafts_of_token_ids(monkeypatch, capsys):
     use_colours(monkeypatch)
     pieces = (Piece("", "plain", 7), Piece("", "accepted", 8), Piece("", "accepted", 9))
