@@ -376,6 +376,7 @@ def rising(costs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 MEASURED_ROWS = (1, 3, 5, 6, 8, 12, 17)
+MEASURED_TOKENS = 64  # in the cache, or half of a shorter context
 MEASURED_STEPS = 4
 TURNS = 5
 
@@ -387,12 +388,15 @@ def measure(engine: Engine) -> KnownCosts:
     share more often. So costs of models with experts are only learnt from rounds.
     """
     session = engine.open_session()
-    forwards: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
+    length = min(MEASURED_TOKENS, engine.target.context_length // 2)
+    room = engine.target.context_length - length
+    forwards: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS if rows <= room}
     drafts: dict[str, list[list[float]]] = {}
     try:
-        tokens = [number % engine.target.vocab_size for number in range(2, 66)]
-        hidden = engine.forward([Rows(session, TokenTree.chain(tokens), [len(tokens) - 1])])[0].hidden[0].copy()
-        session.commit(range(len(tokens)))
+        tokens = [number % engine.target.vocab_size for number in range(2, 2 + MEASURED_TOKENS)]
+        prompt = Rows(session, TokenTree.chain(tokens[:length]), [length - 1])
+        hidden = engine.forward([prompt])[0].hidden[0].copy()
+        session.commit(range(length))
         for _ in range(TURNS):
             for rows, times in forwards.items():
                 tree = Rows(session, TokenTree.chain(tokens[:rows]), range(rows))

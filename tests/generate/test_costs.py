@@ -250,6 +250,11 @@ def test_several_threads_may_teach_and_ask() -> None:
     assert not failures
 
 
+@pytest.mark.parametrize(("length", "rows"), [(2, [1]), (16, [1, 3, 5, 6, 8]), (40, list(MEASURED_ROWS))])
+def test_costs_of_a_short_context(length: int, rows: list[int]) -> None:
+    assert list(measure(ToyEngine(length)).forwards) == rows
+
+
 def test_measured_costs_of_an_engine() -> None:
     engine = ToyEngine(400)
     known = measure(engine)
