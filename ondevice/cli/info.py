@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ondevice import __version__, machine
@@ -277,7 +276,7 @@ def _paragraphs(name: str, value: Any) -> list[str]:
 
 def _path(path: object) -> str:
     """A path on one line, for copying, with the home directory as `~`."""
-    home = str(Path.home())
+    home = str(machine.home())
     text = str(path)
     return kept(f"~{text.removeprefix(home)}" if home != "/" and text.startswith(f"{home}/") else text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import Any
 
@@ -28,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from ondevice.tuning import Tuning
 
     check_counts(args)
-    if not args.seconds > 0:
-        raise UsageError(f"--seconds must be more than 0, not {args.seconds:g}")
+    if not 0 < args.seconds < math.inf:
+        raise UsageError(f"--seconds must be a number above 0, not {args.seconds:g}")
     interrupted = False
     with load_model(args) as model:
         tuning = Tuning(model)

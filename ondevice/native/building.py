@@ -9,6 +9,7 @@ directory. Where that cannot be written, or where another user could change it t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -54,23 +55,25 @@ class Build:
         """
         self.part = part
         self._translated, self._code = 0, b""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         command = [*_command(), "--set", library.choice().set, "--part", part]
         command += ["--out", str(library.cached(part))] if library.obstacle() is None else []
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-        except OSError as error:
-            raise OndeviceError(
-                f"kernels for this CPU cannot be built, as no process can be started: {error}"
-            ) from error
+        with contextlib.ExitStack() as opened:
+            try:
+                self._errors = opened.enter_context(tempfile.TemporaryFile())
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                    creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                )
+            except OSError as error:
+                raise OndeviceError(
+                    f"kernels for this CPU cannot be built, as no process can be started: {error}"
+                ) from error
+            opened.pop_all()  # __exit__ closes the file
         self._reader = threading.Thread(target=self._read, name="ondevice-build", daemon=True)
         self._reader.start()
 

@@ -132,7 +132,7 @@ def begun_answer(messages: Sequence[Message]) -> str:
     """The text of the last message, which a reply is to continue.
 
     Args:
-        messages: as `plain_messages` makes them.
+        messages: checked ones. Parts of the last one that are no text, such as pictures, add nothing.
 
     Raises:
         PromptError: it is no assistant's message, or has tool calls, behind which no text goes on.
@@ -145,7 +145,9 @@ def begun_answer(messages: Sequence[Message]) -> str:
     if last.get("tool_calls"):
         raise PromptError("the last message has tool calls and cannot be continued: send their results")
     content = last["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content if part.get("text"))
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if isinstance(part, Mapping) and part.get("text"))
 
 
 def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from ondevice.bundle_format.decoder import rotary_numbers
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
 from ondevice.bundle_format.vision import VisionEntry
+from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
 from tests.fixtures.decoders_made import layer
 
@@ -398,3 +400,18 @@ def test_a_name_that_is_too_long_is_not_found(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path))
     with pytest.raises(BundleNotFoundError, match="name too long"):
         Bundle.open("x" * 300)
+
+
+def test_weights_that_may_not_be_read(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting again, the advice for a damaged file, would not help."""
+    opened = Path.open
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name.endswith(".data"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    bundle = Bundle.open(reference_bundle)
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(BundleError, match=r"\.data may not be read by this user \(Permission denied\)$"):
+        TensorFiles(bundle)

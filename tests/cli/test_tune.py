@@ -58,7 +58,8 @@ def test_ctrl_c_keeps_the_best_so_far(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seconds", "0"], "--seconds must be more than 0"),
+        (["--seconds", "0"], "--seconds must be a number above 0"),
+        (["--seconds", "inf"], "--seconds must be a number above 0"),
         (["--engine", "ort"], "use --engine simd"),
     ],
 )

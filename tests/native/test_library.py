@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +17,11 @@ import numpy as np
 import pytest
 
 import ondevice
+from ondevice.errors import OndeviceError
 from ondevice.generate.sampling.gumbel import IN_ORDER
 from ondevice.generate.sampling.row_draw import argmax_row
 from ondevice.native import functions, library
-from ondevice.native.building import build_now
+from ondevice.native.building import Build, build_now
 from ondevice.native.functions import ENTRIES, Entry
 from ondevice.native.sets import native_platform
 
@@ -200,3 +202,17 @@ def test_loading_dates_the_directory(kernels: None, tmp_path: Path, monkeypatch:
     os.utime(library.code_directory(), (0, 0))
     functions._loaded.__wrapped__("tokens")
     assert library.code_directory().stat().st_mtime > 0
+
+
+@pytest.mark.needs("numba")
+def test_nowhere_for_temporary_files_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tempfile.TemporaryFile
+
+    def nowhere(dir: Path | None = None) -> Any:
+        if dir is None:
+            raise FileNotFoundError("No usable temporary directory found")
+        return made(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
+    with pytest.raises(OndeviceError, match="No usable temporary directory"):
+        Build("tokens")

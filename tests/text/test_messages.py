@@ -11,7 +11,8 @@ import pytest
 
 from ondevice.errors import PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.messages import ChatOptions, plain_messages, plain_tools
+from ondevice.text.media_parts import Image
+from ondevice.text.messages import ChatOptions, begun_answer, plain_messages, plain_tools
 from tests.text.conversations import CALLED, CONVERSATIONS, Messages, call
 from tests.text.templates import GEMMA, GEMMA_4, GEMMA_4_LARGE
 
@@ -133,6 +134,11 @@ def test_a_bad_declaration_is_named(tools, complaint):
 def test_tools_are_a_list(tools):
     with pytest.raises(UsageError, match="tools must be a list of declarations, not"):
         ChatOptions(tools)
+
+
+def test_a_begun_answer_is_the_text_of_its_parts():
+    parts = [{"type": "text", "text": "a"}, Image(b""), {"type": "image", "image": b""}, {"type": "text", "text": "b"}]
+    assert begun_answer([{"role": "assistant", "content": parts}]) == "ab"
 
 
 def test_a_template_sees_plain_values_only():

@@ -21,7 +21,7 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
-from ondevice.errors import BundleCorruptError, UnsupportedBundleError
+from ondevice.errors import BundleCorruptError, BundleError, UnsupportedBundleError
 from ondevice.progress import Advance
 
 
@@ -76,6 +76,7 @@ class TensorFiles:
 
         Raises:
             BundleCorruptError: a table does not match the configuration or the files, or a file cannot be mapped.
+            BundleError: this user may not read a file.
         """
         bundle.manifest.check_tensors()
         self._bundle = bundle
@@ -86,6 +87,8 @@ class TensorFiles:
             try:
                 with path.open("rb") as file:
                     self._mapped[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except PermissionError as error:
+                raise BundleError(f"{path} may not be read by this user ({error.strerror})") from error
             except (OSError, ValueError) as error:  # ValueError: the file was emptied after its size was checked
                 raise BundleCorruptError(f"{path} cannot be mapped ({error}): export the bundle again") from error
             if len(self._mapped[name]) != bundle.manifest.files[name].size:  # changed after its size was checked
