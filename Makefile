@@ -8,7 +8,7 @@ SMOLLM2 := bundles/smollm2
 
 help:
 	@echo "make demo    download SmolLM2-135M-Instruct (93 MB), export it with its drafter, and let it answer with drafts and without"
-	@echo "make pair    the same with the small pair of this repository; downloads nothing"
+	@echo "make pair    the same with the small pair of this repository; downloads no model"
 	@echo "make check   what takes under a minute: ruff, mypy, and the tests of imports, names and public interfaces"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed (ROOMS=tests/native: some of them)"

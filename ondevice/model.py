@@ -491,8 +491,8 @@ class Model:
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
             if not self.manifest.reads_media and any(map(media_in, prompt)):
                 raise PromptError(
-                    "this bundle reads text only: export it again, without --text-only, if its checkpoint has towers "
-                    "that bundles can have (E2B, E4B)"
+                    "this bundle reads text only: export it again, without --text-only, if its checkpoint is a Gemma 4 "
+                    "with towers for pictures or sounds"
                 )
             prompt, media = take_media(prompt)
             self._check_towers(media)

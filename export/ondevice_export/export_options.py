@@ -120,5 +120,5 @@ class ExportOptions:
 
     @property
     def tower_formats(self) -> Formats:
-        """Weight formats of the vision tower: its layers have 8 bits with a scale per row, and the rest is float32."""
+        """Weight formats of the vision and audio towers: layers of 8 bits with a scale per row, the rest float32."""
         return Formats(BY_ROW[8] if self.target_formats.layers.quantised else FLOAT32, FLOAT32)

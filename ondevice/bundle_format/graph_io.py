@@ -19,8 +19,8 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
 
-`soft_rows` and `embedding_source` exist only in a bundle with a vision tower. The token of a soft row is the padding
-token, whose per-layer embeddings it has.
+`soft_rows` and `embedding_source` exist only in a bundle with a vision or audio tower. The token of a soft row is the
+padding token, whose per-layer embeddings it has.
 
 Drafter graph, one MTP step (C candidates):
 

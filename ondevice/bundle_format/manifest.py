@@ -284,7 +284,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The dict of a JSON object.
 
     Raises:
-        InvalidFieldError: a name is duplicated, of which Python's reader would keep the last value.
+        ValueError: a name is duplicated, of which Python's reader would keep the last value.
     """
     made: dict[str, Any] = {}
     for name, value in pairs:

@@ -1,6 +1,6 @@
 """Send the response to a request, as one JSON object or as a stream of events.
 
-`ResponseWriter` is what an API implements (openai.py, anthropic.py, responses.py): it turns the events of `Replies`
+`ResponseWriter` is what an API implements (the files of `apis`): it turns the events of `Replies`
 into JSON. Framing, keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects
 are here, the same for all APIs.
 """

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from ondevice.cli.batch.requests import Request
 from ondevice.cli.terminal.reply_view import content
 from ondevice.errors import OndeviceError, UsageError
+from ondevice.files import lock
 from ondevice.generation import Reply, Step
 
 if TYPE_CHECKING:
     from ondevice.generation import Generation
     from ondevice.model import Model
-
-if sys.platform != "win32":
-    import fcntl
 
 ANSWER_START = b'{"line": '
 """The first bytes of every answer. A file whose lines begin otherwise was not written by this command."""
@@ -177,14 +174,9 @@ class AnswerFile:
         self.errors += fields.get("error") is not None
 
     def _lock(self) -> None:
-        """Keep other processes from appending while this one lives. Windows has no such lock."""
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(f"another process writes to {self.path}: wait until it ends") from error
-            except OSError:  # a file system without locks
-                pass
+        """Keep other processes from appending while this one lives, where there are locks."""
+        if lock(self._file.fileno()) is False:
+            raise UsageError(f"another process writes to {self.path}: wait until it ends")
 
     def _read_answers(self) -> None:
         """Read the complete lines, and remove an incomplete one, or zero bytes after a power cut, at the end."""

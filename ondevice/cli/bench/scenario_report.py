@@ -42,7 +42,7 @@ FIELDS = (
     "speed_up",
     "spread",
 )
-"""Figures of a `Row` that `--json` and `--csv` print."""
+"""Figures of a `Row` that `-o json` and `-o csv` print."""
 
 
 def report(rows: Sequence[Row], foot: str, *, wide: bool = False) -> str:

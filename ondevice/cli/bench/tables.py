@@ -40,7 +40,7 @@ FIELDS = (
     "speed_up",
     "equal",
 )
-"""Figures of a `Row` that `--json` prints."""
+"""Figures of a `Row` that `-o json` prints."""
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("drafter", lambda row: "plain" if row.is_plain else row.name),

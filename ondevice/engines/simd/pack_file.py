@@ -2,7 +2,7 @@
 
 `open_pack` maps a file whose checksums are right, or packs the weights and writes one; a small pack is made in memory,
 and the file of one of medium size is read on Linux.
-While it packs, another thread compares the bundle's files with their hashes (`Verification`). Before it writes, unused
+While it packs, another thread compares the bundle's files with their hashes (`HashCheck`). Before it writes, unused
 packs are removed (`pack_cache`).
 """
 

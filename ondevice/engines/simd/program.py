@@ -1,6 +1,6 @@
 """Prepares a bundle for the simd engine: reads its models, packs their weights and plans their forwards.
 
-Start with `Program`. `Models` describes a bundle without running it.
+Start with `Program`. `BundleModels` describes a bundle without running it.
 """
 
 from __future__ import annotations

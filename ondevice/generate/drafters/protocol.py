@@ -1,8 +1,8 @@
 """The drafter protocol: how a drafter reads the committed text, forecasts, and proposes tokens.
 
 `Drafter` is the protocol; `Forecast`, `DraftRequest` and `Draft` are what goes in and out. A drafter may also implement
-`Reader`, `Searcher` or `Constrained`, which the loop and the scheduler look for. CONTRIBUTING.md shows a complete
-drafter.
+`Reader`, `Searcher`, `Constrained` or `EngineDrafter`, which the loop and the scheduler look for. CONTRIBUTING.md shows
+a complete drafter.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "Draft",
     "DraftRequest",
     "Drafter",
+    "EngineDrafter",
     "Forecast",
     "Reader",
     "Searcher",

@@ -228,7 +228,7 @@ class Sampler:
     def _changed(self, logits: Float32Array, tokens_before: Sequence[int]) -> Float32Array:
         scores = self._adjustments.row(logits, tokens_before) if self._adjustments else np.array(logits, np.float32)
         for processor in self.processors:
-            scores = _checked_row(processor, processor(scores, tokens_before), len(scores))
+            scores = _checked_row(processor(scores, tokens_before), len(scores))
         return scores
 
 
@@ -255,7 +255,7 @@ def _argmax(scores: Float32Array, logits: Float32Array) -> int:
     return best
 
 
-def _checked_row(processor: LogitsProcessor, scores: object, vocab_size: int) -> Float32Array:
+def _checked_row(scores: object, vocab_size: int) -> Float32Array:
     """The value that a processor returned, as float32[V].
 
     Raises:

@@ -139,7 +139,7 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
         elif kind == steps.SELECT:
             select(words, state, thread, threads)
         elif kind == steps.CENTROID_SCORES:
-            centroid_scores(words, state, thread, threads)
+            centroid_scores(words, thread, threads)
         elif kind == steps.CHOOSE_CLUSTERS:
             shortlist(words, thread, threads)
         elif kind == steps.CANDIDATE_LOGITS:

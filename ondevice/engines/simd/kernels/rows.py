@@ -123,7 +123,7 @@ AHEAD = 4
 
 
 @kernel
-def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+def centroid_scores(words: np.ndarray, thread: int, threads: int) -> None:
     """out = weights @ x, float32[clusters], for centroids float32[clusters, width] and one row x."""
     step = read_step(CentroidScores, words)
     width = step.width

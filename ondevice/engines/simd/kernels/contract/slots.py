@@ -41,7 +41,7 @@ LOGITS, HIDDEN = 19, 20
 CANDIDATES = 21
 """Address of int64[C], a result of a draft step."""
 LOOKUP_SCRATCH, LOOKUP_SCRATCH_STRIDE = 22, 23
-"""Address of the working memory of lookups, and bytes of it for each thread: see `Workspace`."""
+"""Address of the working memory of lookups, and bytes of it for each thread: see `ThreadWorkspace`."""
 SHARES, SHARES_STRIDE = 24, 25
 """Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
 same time: see `shares_bytes`."""

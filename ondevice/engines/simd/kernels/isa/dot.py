@@ -40,7 +40,7 @@ def add_dots(
     if isa == AVX2 and bits < 8:
         return _avx2_narrow(builder, total, weights, activations)
     for w, a in zip(weights, activations, strict=True):
-        total = _dot4(builder, isa, bits, total, w, a)
+        total = _dot4(builder, isa, total, w, a)
     return total
 
 
@@ -150,7 +150,7 @@ def separated(builder: Any, low: Any, high: Any) -> tuple[Any, Any]:
     return builder.shuffle_vector(low, high, even), builder.shuffle_vector(low, high, odd)
 
 
-def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
+def _dot4(builder: Any, isa: InstructionSet, total: Any, weights: Any, activations: Any) -> Any:
     """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j]."""
     if isa in (AVX512_VNNI, AVX_VNNI):
         width = 32 * isa.lanes
