@@ -14,6 +14,7 @@ from pathlib import Path
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
+from ondevice.cli.origins import note_origin
 from ondevice.cli.terminal.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
 from ondevice.native.sets import parts_of
@@ -137,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
                 note=lambda line: bar.say(f"note: {line}"),
                 on_begin=compile_kernels,
             )
+        note_origin(Bundle.open(bundle), str(args.source))
         if not args.no_prepare:
             _prepare(bundle, kernels)
     size = sum(file.stat().st_size for file in bundle.iterdir())

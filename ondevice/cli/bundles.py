@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from ondevice.bundle import MANIFEST, model_home
+from ondevice.bundle import MANIFEST, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_bundle_argument, add_count, preparing
+from ondevice.cli.origins import note_origin
 from ondevice.cli.terminal.progress import byte_bar, ending_by_exception
 from ondevice.cli.terminal.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
@@ -39,6 +41,7 @@ def run_pull(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             bar.say("ondevice: interrupted: run the same command again to resume")
             raise
+    note_origin(Bundle.open(out), args.repository)
     print(out)
     print(f"ondevice chat {out.name}", file=sys.stderr)
     return 0
@@ -79,6 +82,12 @@ def run_list(args: argparse.Namespace) -> int:
 
 EXPORTS = "bundles"
 """The directory in which `ondevice export` makes bundles, unless $ONDEVICE_HOME is set."""
+
+
+def exports_directory() -> Path:
+    """The parent directory of bundles that `ondevice export` makes without `--out`."""
+    return model_home() if os.environ.get("ONDEVICE_HOME") else Path(EXPORTS)
+
 
 TITLES = ("name", "size", "weights", "last use", "drafter", "family")
 """Columns of the table; the last ones are left out where the terminal is too narrow."""
@@ -145,7 +154,7 @@ def _directories(name: str) -> list[Path]:
 def confirmed(question: str) -> bool:
     """Whether the user agrees; UsageError without a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("cannot ask for confirmation without a terminal: add --yes")
+        raise UsageError(f"{question} There is no terminal to ask in: add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -6,18 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from ondevice.bundle import is_bundle, model_home
+from ondevice.bundle import MANIFEST, Bundle, is_bundle, model_home
 from ondevice.cli import chat, generate
-from ondevice.cli.bundles import EXPORTS, confirmed
+from ondevice.cli.bundles import EXPORTS, confirmed, exports_directory
 from ondevice.cli.main import FAILED, parse_args
-from ondevice.errors import UsageError
+from ondevice.cli.origins import is_made_of
+from ondevice.cli.terminal.progress import byte_bar
+from ondevice.cli.terminal.style import note
+from ondevice.errors import UsageError, one_line
 from ondevice.machine import expanded
+
+GGUF = ".gguf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_arguments(parser)
     chat.add_plain_argument(parser)
-    parser.add_argument("--yes", action="store_true", help="get a missing model without a question")
+    parser.add_argument(
+        "--yes", action="store_true", help="get a missing model without a question, also where it replaces a bundle"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,37 +42,63 @@ def run(args: argparse.Namespace) -> int:
     return generate.run(args)
 
 
-def _got(name: str, *, asks: bool) -> Path | None:
+def _got(source: str, *, asks: bool) -> Path | None:
     """The bundle of a checkpoint, a GGUF file or a repository of the hub; None if the question was declined.
 
     Args:
-        name: a path, or OWNER/NAME.
+        source: a path, or OWNER/NAME.
         asks: whether to ask first.
 
     Raises:
         UsageError: it is nothing of these, or there is no terminal for the question.
         OndeviceError: it cannot be got.
     """
-    path = expanded(name)
-    is_checkpoint = path.suffix == ".gguf" or (path / "config.json").is_file()
-    is_repository = not path.exists() and name.count("/") == 1 and all(name.split("/"))
-    if not (path.exists() and is_checkpoint) and not is_repository:
+    path = expanded(source)
+    is_file = path.is_file() and path.suffix.lower() == GGUF
+    is_repository = not path.exists() and source.count("/") == 1 and all(source.split("/"))
+    if not (is_file or (path / "config.json").is_file() or is_repository):
         raise UsageError(
-            f"{name} is no bundle, no checkpoint, no .gguf file and no OWNER/NAME of the Hugging Face hub: "
+            f"{source} is no bundle, no checkpoint, no .gguf file and no OWNER/NAME of the Hugging Face hub: "
             "`ondevice list` shows the bundles"
         )
-    bundle = model_home() / path.name if is_repository else Path(EXPORTS) / path.stem
-    if is_bundle(str(bundle)):
-        return bundle
-    if asks and not confirmed(f"{'get' if is_repository else 'export'} {name}, to {bundle}?"):
+    name = path.name[: -len(GGUF)] if is_file else path.name if is_repository else path.resolve().name
+    for directory in dict.fromkeys((model_home(), Path(EXPORTS))):
+        if _is_of(directory / name, source):
+            return directory / name
+    bundle = (model_home() if is_repository else exports_directory()) / name
+    question = f"export {source} to {bundle}"
+    if is_repository:
+        question = f"no bundle at {source}; get OWNER/NAME {source} from the Hugging Face hub, to {bundle}"
+    is_taken = (bundle / MANIFEST).is_file()
+    question += f", replacing {_description(bundle, source)}" if is_taken else ""
+    if not asks and is_taken:
+        note(f"note: {question}")
+    if asks and not confirmed(f"{question}?"):
         return None
     from ondevice.hub import is_published
 
-    if is_repository and is_published(name):
-        _run("pull", name)
+    if is_repository and is_published(source):
+        _run("pull", source, *(["--replace"] if is_taken else []))
     else:
-        _run("export", name, "--out", str(bundle))
+        _run("export", source, "--out", str(bundle))
     return bundle
+
+
+def _is_of(directory: Path, source: str) -> bool:
+    """Whether a directory is a bundle that was made of a source."""
+    if not (directory / MANIFEST).is_file():
+        return False
+    with byte_bar(f"comparing {one_line(source)}") as bar:
+        return is_made_of(Bundle.open(directory), source, bar.show)
+
+
+def _description(directory: Path, source: str) -> str:
+    """A bundle that is about to be replaced, with the name of its source, and the command that would run it."""
+    named = Bundle.open(directory).manifest.sources.get("target")
+    origin = "an unknown source" if named is None else one_line(named.id)
+    if origin == expanded(source).name:
+        origin = f"another or an older {origin}"
+    return f"the bundle of {origin} there (`ondevice run {directory}` runs that one)"
 
 
 def _run(*words: str) -> None:

@@ -1,27 +1,47 @@
 """`ondevice run`: an answer, a chat, and models that are missing."""
 
+import hashlib
 import sys
 
 import pytest
 
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import Source
 from ondevice.cli import run as command
+from ondevice.cli.bundles import exports_directory
+from ondevice.cli.origins import note_origin
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import write_bundle
 
 
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
-    """The commands that were run to get a model; each makes a bundle where it would be."""
+    """The commands that were run to get a model; each makes a bundle where it would be, and remembers its origin."""
     commands = []
 
     def run(*words):
         commands.append(words)
-        write_bundle(tmp_path / "home" / "model" if words[0] == "pull" else tmp_path / words[-1])
+        path = tmp_path / "home" / words[1].split("/")[1] if words[0] == "pull" else tmp_path / words[-1]
+        note_origin(Bundle.open(write_bundle(path)), words[1])
 
     monkeypatch.setattr(command, "_run", run)
-    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ONDEVICE_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     return commands
+
+
+@pytest.fixture
+def home(ran, monkeypatch, tmp_path):
+    """The directory of bundles with names."""
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def write_checkpoint(path):
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
 
 
 def test_a_prompt_gets_one_answer_as_a_chat(run, bundle, prompts):
@@ -52,17 +72,17 @@ def test_a_terminal_gets_a_chat(run, bundle, prompts, monkeypatch):
     assert [asked[-1]["content"] for asked in prompts] == ["ab", "cd"]
 
 
-def test_a_bundle_of_the_hub_is_pulled_once(run, ran, prompts, monkeypatch):
+def test_a_bundle_of_the_hub_is_pulled_once(run, ran, home, prompts, monkeypatch):
     monkeypatch.setattr("ondevice.hub.is_published", lambda name: True)
     for _ in range(2):
         assert run("run", "owner/model", "ab", "-n", 4, "--yes")[0] == 0
     assert ran == [("pull", "owner/model")]
 
 
-def test_a_checkpoint_of_the_hub_is_exported(run, ran, prompts, monkeypatch, tmp_path):
+def test_a_checkpoint_of_the_hub_is_exported(run, ran, home, prompts, monkeypatch):
     monkeypatch.setattr("ondevice.hub.is_published", lambda name: False)
     assert run("run", "owner/model", "ab", "-n", 4, "--yes")[0] == 0
-    assert ran == [("export", "owner/model", "--out", str(tmp_path / "home" / "model"))]
+    assert ran == [("export", "owner/model", "--out", str(home / "model"))]
 
 
 def test_a_gguf_file_is_exported_once(run, ran, prompts, tmp_path):
@@ -73,7 +93,7 @@ def test_a_gguf_file_is_exported_once(run, ran, prompts, tmp_path):
 
 
 @pytest.mark.parametrize(("said", "code"), [("y\n", 0), ("\n", 1)])
-def test_it_asks_first(run, ran, prompts, monkeypatch, said, code):
+def test_it_asks_first(run, ran, home, prompts, monkeypatch, said, code):
     monkeypatch.setattr("ondevice.hub.is_published", lambda name: True)
     monkeypatch.setattr(sys, "stdin", Terminal(said))
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -81,10 +101,73 @@ def test_it_asks_first(run, ran, prompts, monkeypatch, said, code):
     assert len(ran) == (code == 0)
 
 
-def test_without_a_terminal_it_does_not_ask(run, ran):
+def test_without_a_terminal_it_does_not_ask(run, ran, tmp_path):
     code, _, err = run("run", "owner/model", "ab", stdin="")
     assert code == 2
-    assert "add --yes" in err
+    assert err == (
+        "ondevice: no bundle at owner/model; get OWNER/NAME owner/model from the Hugging Face hub, to "
+        f"{tmp_path}/.ondevice/model? There is no terminal to ask in: add --yes\n"
+    )
+
+
+def test_a_directory_keeps_the_points_of_its_name(run, ran, prompts, tmp_path):
+    for name in ("Llama-3.2-1B", "Llama-3.1-8B"):
+        write_checkpoint(tmp_path / name)
+        assert run("run", f"./{name}/", "ab", "-n", 4, "--yes")[0] == 0
+    assert [words[-1] for words in ran] == ["bundles/Llama-3.2-1B", "bundles/Llama-3.1-8B"]
+
+
+def test_a_bundle_goes_where_export_would_put_it(run, ran, home, prompts, tmp_path):
+    from ondevice_export.exporter import default_directory
+
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    assert run("run", "small.gguf", "ab", "-n", 4, "--yes")[0] == 0
+    assert ran == [("export", "small.gguf", "--out", str(home / "small"))]
+    assert exports_directory() == default_directory() == home
+
+
+@pytest.mark.parametrize("make", [lambda path: path.parent.mkdir() or path.write_bytes(b"GGUF"), write_checkpoint])
+def test_another_model_of_the_same_name_is_not_answered_by_the_first_bundle(run, ran, prompts, tmp_path, make):
+    for directory in ("a", "b"):
+        make(tmp_path / directory / "small.gguf")
+    assert run("run", "a/small.gguf", "ab", "-n", 4, "--yes")[0] == 0
+    code, _, err = run("run", "b/small.gguf", "ab", "-n", 4, stdin="")
+    bundle = ran[0][-1]
+    assert code == 2
+    assert f"export b/small.gguf to {bundle}, replacing the bundle of " in err
+    assert f"(`ondevice run {bundle}` runs that one)? There is no terminal to ask in: add --yes" in err
+    code, _, err = run("run", "b/small.gguf", "ab", "-n", 4, "--yes")
+    assert code == 0
+    assert err.startswith(f"note: export b/small.gguf to {bundle}, replacing the bundle of ")
+    assert [words[1] for words in ran] == ["a/small.gguf", "b/small.gguf"]
+
+
+def test_a_file_that_was_replaced_is_exported_again(run, ran, prompts, tmp_path):
+    for content in (b"GGUF", b"GGUF 2"):
+        (tmp_path / "small.gguf").write_bytes(content)
+        assert run("run", "small.gguf", "ab", "-n", 4, "--yes")[0] == 0
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize(("listed", "is_same"), [(b"GGUF", True), (b"other", False)])
+def test_without_a_record_the_hash_of_a_gguf_file_decides(run, ran, prompts, tmp_path, listed, is_same):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    source = Source("small.gguf", None, "small.gguf", hashlib.sha256(listed).hexdigest(), {"F32": 1})
+    write_bundle(tmp_path / "bundles" / "small", source=source)
+    for _ in range(2):
+        assert run("run", "small.gguf", "ab", "-n", 4, stdin="")[0] == (0 if is_same else 2)
+    assert not ran
+
+
+@pytest.mark.parametrize("id", ["owner/model", "other/model"])
+def test_a_bundle_of_another_owner_is_not_the_one_that_was_named(run, ran, prompts, monkeypatch, tmp_path, id):
+    monkeypatch.setattr("ondevice.hub.is_published", lambda name: True)
+    write_bundle(tmp_path / ".ondevice" / "model", source=Source(id))
+    code, _, err = run("run", "owner/model", "ab", "-n", 4, stdin="")
+    assert code == (0 if id == "owner/model" else 2)
+    assert (f"replacing the bundle of {id} there" in err) == (code == 2)
+    assert run("run", "owner/model", "ab", "-n", 4, "--yes")[0] == 0
+    assert ran == ([] if code == 0 else [("pull", "owner/model", "--replace")])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a/b/c", "/x", "directory"])
