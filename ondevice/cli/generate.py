@@ -67,13 +67,16 @@ STATS_KEYS = (
 )
 """Fields of `Stats` that `--json` prints under the same name."""
 
+LENGTH = "256; with --chat, and what implies it, until the context is full"
+"""Default of `--max-new-tokens`, in words."""
+
 DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, max_new_tokens: str = LENGTH) -> None:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
-    add_generation_arguments(parser, None)
+    add_generation_arguments(parser, max_new_tokens)
     _add_form_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument(

@@ -124,19 +124,22 @@ def attention_keys(word: str) -> int | None:
     return None if word == "auto" else int(word)
 
 
-def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int | None = 256) -> None:
-    """Declare the options of sampling, of the reply's end, with this default of its length, and of drafting.
+def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int | str = 256) -> None:
+    """Declare the options of sampling, of the reply's end and of drafting.
 
     Args:
-        max_new_tokens: None for a command that takes as many as fit for a chat, and 256 for other prompts.
+        max_new_tokens: the reply's length by default; or a text about it, for a command whose default depends on the
+            prompt: the option is then None.
     """
     group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
     for names, parse, metavar, text in SAMPLING:
         group.add_argument(*names.split(), type=parse, metavar=metavar, help=text)
     group = parser.add_argument_group("end of the reply")
     text = "maximum number of tokens to generate"
-    text += " (default: 256; in a chat, until the context is full)" if max_new_tokens is None else ""
-    add_count(group, "-n", "--max-new-tokens", text=text, default=max_new_tokens)
+    if isinstance(max_new_tokens, str):
+        add_count(group, "-n", "--max-new-tokens", text=f"{text} (default: {max_new_tokens})")
+    else:
+        add_count(group, "-n", "--max-new-tokens", text=text, default=max_new_tokens)
     group.add_argument(
         "--stop",
         type=unescape,

@@ -20,7 +20,8 @@ GGUF = ".gguf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    generate.add_arguments(parser)
+    length = f"in a chat {chat.REPLY_TOKENS}; one answer: until the context is full, with --ids 256"
+    generate.add_arguments(parser, length)
     chat.add_plain_argument(parser)
     parser.add_argument(
         "--yes", action="store_true", help="get a missing model without a question, also where it replaces a bundle"

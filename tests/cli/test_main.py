@@ -61,6 +61,21 @@ def test_help_begins_with_examples(capsys, command):
     assert capsys.readouterr().out.startswith("examples:\n  ondevice")
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("generate", "256; with --chat, and what implies it, until the context is full"),
+        ("run", "in a chat 4096; one answer: until the context is full, with --ids 256"),
+        ("chat", "4096"),
+        ("batch", "256"),
+    ],
+)
+def test_help_says_how_long_a_reply_may_be(capsys, command, default):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"maximum number of tokens to generate (default: {default})" in " ".join(capsys.readouterr().out.split())
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
