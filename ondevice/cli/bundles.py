@@ -1,6 +1,6 @@
 """Commands on the bundles of this machine: `ondevice pull`, `list`, `remove` and `prepare`.
 
-`list` and `remove` see the bundles in the model home, `$ONDEVICE_HOME` or `~/.ondevice`, by name.
+`list` and `remove` see the bundles in the model home, `$ONDEVICE_HOME` or `~/.ondevice`, by name, and others by path.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ondevice.cli.origins import note_origin
 from ondevice.cli.terminal.progress import byte_bar, ending_by_exception
 from ondevice.cli.terminal.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
+from ondevice.machine import expanded
 
 
 def add_arguments_pull(parser: argparse.ArgumentParser) -> None:
@@ -115,13 +116,13 @@ def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
 
 def add_arguments_remove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "names", metavar="NAME", nargs="+", help="name under $ONDEVICE_HOME, as `ondevice list` shows it"
+        "names", metavar="NAME", nargs="+", help="name or path of a bundle, as `ondevice list` shows it"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    """Delete bundles and incomplete downloads by name, after a confirmation; nothing where one name is unknown."""
+    """Delete bundles and incomplete downloads, after a confirmation; nothing where one name is unknown."""
     from ondevice.bundle import delete
 
     found = [path for name in args.names for path in _directories(name)]
@@ -135,20 +136,46 @@ def run_remove(args: argparse.Namespace) -> int:
 
 
 def _directories(name: str) -> list[Path]:
-    """The directories of a bundle and of its incomplete download. A name, never a path: only the model home is touched.
+    """The directories of a bundle and of its incomplete download, by its name under the model home. A word with a slash
+    is a path, of the bundle alone.
 
     Raises:
-        BundleNotFoundError: neither exists.
+        BundleNotFoundError: none exists.
     """
     from ondevice.hub import Destination
 
+    if {os.sep, os.altsep} & set(name):
+        return [_directory(name)]
     destination = Destination(name)
     complete = (destination.path / MANIFEST).is_file() or destination.path.is_symlink()
     found = [destination.path] if complete else []
     found += [destination.unfinished] if destination.unfinished.is_dir() else []
     if not found:
-        raise BundleNotFoundError(name, f"no such name under {model_home()}")
+        obstacle = f"no such name under {model_home()}"
+        if (Path(name) / MANIFEST).is_file():
+            obstacle += f"; the directory here is `ondevice remove ./{name}`"
+        raise BundleNotFoundError(name, obstacle)
     return found
+
+
+def _directory(name: str) -> Path:
+    """The directory of a bundle by its path. It may hold no other files: a mistyped path must not delete a project.
+
+    Raises:
+        BundleNotFoundError: there is no bundle.
+        UsageError: there are other files.
+    """
+    path = expanded(name)
+    if not (path / MANIFEST).is_file():
+        raise BundleNotFoundError(name, f"no {MANIFEST} in it" if path.is_dir() else "no such directory")
+    try:
+        listed = {MANIFEST, *json.loads((path / MANIFEST).read_text("utf-8"))["files"]}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        listed = {MANIFEST}
+    others = sorted(each.name for each in path.iterdir() if each.name not in listed)
+    if others:
+        raise UsageError(f"{name} has files that its {MANIFEST} does not list ({others[0]}): remove it with your shell")
+    return path if path.is_symlink() else path.resolve()
 
 
 def confirmed(question: str) -> bool:

@@ -121,8 +121,11 @@ COMMANDS = {
         module="ondevice.cli.bundles",
     ),
     "remove": Command(
-        "delete bundles from the model home",
-        "  ondevice remove gemma-4-E2B-it",
+        "delete bundles",
+        """
+  ondevice remove gemma-4-E2B-it
+  ondevice remove bundles/small
+""",
         module="ondevice.cli.bundles",
     ),
     "bench": Command(

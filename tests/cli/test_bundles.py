@@ -1,4 +1,4 @@
-"""`ondevice list` and `remove`, which see and delete only bundles of the model home."""
+"""`ondevice list` and `remove`: bundles of the model home by name, and others by path."""
 
 import json
 import sys
@@ -133,10 +133,40 @@ def test_nothing_is_removed_if_one_name_is_wrong(run, home):
 
 
 @pytest.mark.parametrize("name", ["..", ".", "gemma/../other", "/etc", ".fetching"])
-def test_only_names_are_removed(run, home, name):
+def test_only_bundles_are_removed(run, home, name):
     code, _, _ = run("remove", name, "--yes")
     assert code == 2
     assert (home / "other" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("name", ["bundles/small", "./bundles/small/", "{}/bundles/small"])
+def test_a_path_is_removed(run, home, tmp_path, name):
+    for each in ("small", "other"):
+        write_bundle(tmp_path / "bundles" / each)
+    assert run("remove", name.format(tmp_path), "--yes") == (0, "", "")
+    assert sorted(path.name for path in (tmp_path / "bundles").iterdir()) == ["other"]
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", "[", "[1]", '{"files": 1}', '{"files": {"unlisted": {}}}'])
+def test_a_path_with_other_files_stays(run, home, tmp_path, manifest):
+    """Also one with a bundle.json of another program."""
+    path = write_bundle(tmp_path / "bundles" / "small")
+    (path / "notes.txt").touch()
+    if manifest is not None:
+        (path / MANIFEST).write_text(manifest)
+    code, _, err = run("remove", "bundles/small", "--yes")
+    assert (code, (path / MANIFEST).exists()) == (2, True)
+    assert "has files that its bundle.json does not list (" in err
+
+
+def test_a_bundle_beside_is_removed_by_its_path_only(run, home, tmp_path):
+    write_bundle(tmp_path / "small")
+    code, _, err = run("remove", "small", "--yes")
+    assert (code, (tmp_path / "small").exists()) == (2, True)
+    assert "the directory here is `ondevice remove ./small`" in err
+    code, _, err = run("remove", "./smal", "--yes")
+    assert code == 2
+    assert err.startswith("ondevice: no bundle at ./smal: no such directory")
 
 
 def test_a_link_is_removed_without_its_target(run, home, tmp_path):
