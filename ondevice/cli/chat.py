@@ -421,7 +421,7 @@ def _help(_: Conversation) -> None:
     lines |= {
         "/exit": ["end the chat, as /quit, /bye and Ctrl-D do"],
         QUOTES: ["begins and ends a message of several lines"],
-        "Ctrl-C": ["stops a reply"],
+        "Ctrl-C": ["stops a reply, and drops a message of several lines"],
         "a file": ["a picture or sound that is dropped into the terminal goes with the next message"],
         "Tab": ["completes commands, and names of files after those that take one"],
         "arrow up": ["earlier messages, also those of earlier chats"],
@@ -469,34 +469,42 @@ class ChatInput(NamedTuple):
     is_quoted: bool
 
 
-def messages(lines: Generator[str, str | None]) -> Iterator[ChatInput]:
-    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one.
+def messages(lines: Generator[str | None, str | None]) -> Iterator[ChatInput]:
+    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one. A message
+    without the second `QUOTES` is dropped.
 
     Args:
-        lines: is sent the prompt for a line that continues a message.
+        lines: is sent the prompt for a line that continues a message; yields None where Ctrl-C drops that message.
     """
     for line in lines:
-        text = line.strip()
+        text = (line or "").strip()
         is_pasted = "\n" in text
         if is_pasted or not text.startswith(QUOTES):
             yield ChatInput(text, is_pasted)
             continue
         text = text.removeprefix(QUOTES)
-        with contextlib.suppress(StopIteration):
-            while not text.endswith(QUOTES):
-                text += f"\n{lines.send(MORE_PROMPT).rstrip()}"
-        yield ChatInput(text.removesuffix(QUOTES).strip("\n"), True)
+        while not text.endswith(QUOTES):
+            try:
+                more = lines.send(MORE_PROMPT)
+            except StopIteration:
+                more = None
+            if more is None:
+                note(f"(not sent: the message does not end with {QUOTES})")
+                break
+            text += f"\n{more.rstrip()}"
+        else:
+            yield ChatInput(text.removesuffix(QUOTES).strip("\n"), True)
 
 
-def _piped_lines() -> Generator[str, str | None]:
+def _piped_lines() -> Generator[str | None, str | None]:
     for line in read_lines(standard_input(), "standard input"):
         yield decode(line, "standard input")
 
 
-def typed_lines() -> Generator[str, str | None]:
+def typed_lines() -> Generator[str | None, str | None]:
     """Lines typed at a terminal until Ctrl-D, with the history of earlier chats on the arrow keys.
 
-    It can be sent another prompt than `PROMPT`, for the next line.
+    It can be sent another prompt than `PROMPT`, for the next line; Ctrl-C at that prompt yields None.
     """
     with _line_editing(model_home() / "chat_history"):
         prompt: str | None = None
@@ -504,7 +512,9 @@ def typed_lines() -> Generator[str, str | None]:
             try:
                 prompt = yield input(_shown_prompt(prompt or PROMPT))
             except KeyboardInterrupt:
-                print("\n(Ctrl-D leaves)", file=sys.stderr)
+                print("" if prompt else "\n(Ctrl-D leaves)", file=sys.stderr)
+                if prompt:
+                    prompt = yield None
             except EOFError:
                 print()
                 return

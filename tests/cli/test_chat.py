@@ -99,7 +99,7 @@ def test_every_exit_word_ends_the_chat(run, bundle, prompts, word):
         ('"""a\nb\n\n/exit\n"""\ncd\n', ["a\nb\n\n/exit", "cd"]),
         ('"""\na\n  b"""\n', ["a\n  b"]),
         ('"""ab"""\n', ["ab"]),
-        ('"""\nab\n', ["ab"]),
+        ('a\n"""\nab\n', ["a"]),
         ('"""/exit"""\n"""\n/tmp is what?\n"""\ncd\n', ["/exit", "/tmp is what?", "cd"]),
     ],
 )
@@ -205,6 +205,16 @@ def test_a_message_of_several_lines_has_a_prompt_of_its_own(run, bundle, prompts
     assert asked == ["> ", "... ", "... ", "> ", "> "]
     assert [prompt[-1]["content"] for prompt in prompts] == ["ab\ncd\nef", "gh"]
     assert err.splitlines()[1:] == ["", "(cut at --max-new-tokens)", ""] * 2
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), EOFError()])
+def test_ctrl_c_and_ctrl_d_drop_a_message_of_several_lines(run, bundle, prompts, typed, end):
+    typed(['"""', "abc", end, "d"])
+    code, _, err = run("chat", bundle, *OPTIONS)
+    assert code == 0
+    assert '(not sent: the message does not end with """)' in err
+    assert "(Ctrl-D leaves)" not in err
+    assert [prompt[-1]["content"] for prompt in prompts] == (["d"] if isinstance(end, KeyboardInterrupt) else [])
 
 
 @pytest.mark.parametrize(("stdin", "complaint"), [(b"\xff\n", "not UTF-8"), ("", "")])
