@@ -195,11 +195,19 @@ def add_arguments_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_prepare(args: argparse.Namespace) -> int:
-    """Compile kernels and pack weights now, so that the first reply does not have to wait for it."""
+    """Compile kernels and pack weights now, so that the first reply does not have to wait for it.
+
+    Returns:
+        The exit code: `FAILED` if the result could not be kept, so that every start does the same again.
+    """
     import ondevice
+    from ondevice.cli.info import not_kept
 
     started = perf_counter()
     with preparing() as on_prepare:
         ondevice.prepare(args.bundle, engine=args.engine, threads=args.threads, on_prepare=on_prepare)
+    if (obstacle := not_kept(Bundle.open(args.bundle), args.engine)) is not None:
+        print(f"{args.bundle}: not kept: {obstacle}: set ONDEVICE_CACHE to another directory", file=sys.stderr)
+        return FAILED
     print(f"{args.bundle}: ready on this machine, in {perf_counter() - started:.1f} s", file=sys.stderr)
     return 0

@@ -9,13 +9,14 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
@@ -27,6 +28,9 @@ from ondevice.cli.terminal.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 from ondevice.files import distrust
+
+if TYPE_CHECKING:
+    from ondevice.engines.simd.pack_file import PackState
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 SCALE_BITS = 16
@@ -99,7 +103,7 @@ def machine_facts() -> dict[str, Any]:
             "directory": str(machine.cache_directory()),
             "packs": len(sizes),
             "bytes": sum(sizes),
-            "obstacle": distrust(machine.cache_directory()),
+            "obstacle": _cache_obstacle(),
         },
     }
 
@@ -235,20 +239,54 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     """The engine that `--engine auto` would take on this machine, and the state of its pack."""
     try:
         from ondevice.engines.choice import preview
-        from ondevice.native import library
 
         found = preview(bundle)
         _check_kernels(found.parts)
     except Exception as error:  # also of a package that is broken
-        return {"weights": None, "engine": {"name": None, "reason": _failure(error)}, "pack": None, "prepared": False}
+        prepared = {"done": False, "obstacle": None}
+        return {
+            "weights": None,
+            "engine": {"name": None, "reason": _failure(error)},
+            "pack": None,
+            "prepared": prepared,
+        }
     pack = found.pack
     path = pack and pack.path and str(pack.path)
     return {
         "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
         "pack": pack and {"status": pack.status, "bytes": pack.size, "path": path, "obstacle": pack.obstacle},
-        "prepared": not library.missing(found.parts) and (pack is None or pack.status in ("packed", "small")),
+        "prepared": _prepared(found.parts, pack),
     }
+
+
+def _prepared(parts: Iterable[str], pack: PackState | None) -> dict[str, Any]:
+    """Whether this machine keeps all that a start needs, and else, if nothing more can be kept, the reason."""
+    from ondevice.native import library
+
+    has_kernels = library.choice().file is not None or all(library.kept(part) for part in parts)
+    if has_kernels and (pack is None or pack.status in ("packed", "small")):
+        return {"done": True, "obstacle": None}
+    return {"done": False, "obstacle": (None if has_kernels else _cache_obstacle()) or (pack and pack.obstacle)}
+
+
+def not_kept(bundle: Bundle, engine: str) -> str | None:
+    """Why the next start of a bundle has to compile or pack again what was prepared just now; None if it has not to."""
+    from ondevice.engines.choice import preview
+    from ondevice.native.sets import parts_of
+
+    found = None if engine == "ort" else preview(bundle)
+    prepared = _prepared(*((parts_of(engine), None) if found is None else (found.parts, found.pack)))
+    return None if prepared["done"] else prepared["obstacle"] or f"{machine.cache_directory()} could not be written to"
+
+
+def _cache_obstacle() -> str | None:
+    """Why nothing is kept in the cache directory, which need not exist yet; None if it can be used."""
+    directory = machine.cache_directory()
+    if reason := distrust(directory):
+        return reason
+    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else f"{directory} cannot be written to"
 
 
 def lines(facts: Mapping[str, Any], width: int) -> list[str]:
@@ -307,6 +345,14 @@ def _pack(pack: Mapping[str, Any]) -> str:
     }[pack["status"]]
 
 
+def _prepared_text(prepared: Mapping[str, Any]) -> str:
+    if prepared["done"]:
+        return "yes"
+    if prepared["obstacle"]:
+        return f"no, at every start, because {prepared['obstacle']}: set ONDEVICE_CACHE"
+    return "no: `ondevice prepare` compiles kernels and packs weights"
+
+
 def _blocks_text(found: Mapping[str, Any]) -> str:
     if found["blocks"] is None:
         return "not measured: run `ondevice tune`"
@@ -346,6 +392,6 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "pack": _pack,
     "threads": "at most {}".format,
     "vision": "{layers} layers of {hidden_size}, {tokens} tokens for a picture".format_map,
-    "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
+    "prepared": _prepared_text,
 }
 """How the value of a fact is shown; the others as `_text` does."""

@@ -20,7 +20,8 @@ from ondevice import __version__
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, near, one_line, shown, system_error
 
 FAILED = 1
-"""Exit code: the command ran, but tokens differ in a check, a batch has errors, or a removal was declined."""
+"""Exit code: the command ran, but tokens differ in a check, a batch has errors, a preparation could not be kept, or a
+removal was declined."""
 
 MISTAKE = 2
 """Exit code: a wrong command line, bundle or file; one line on stderr says what to do."""

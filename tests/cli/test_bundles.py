@@ -1,6 +1,7 @@
 """`ondevice list` and `remove`: bundles of the model home by name, and others by path."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ from ondevice.bundle import MANIFEST, Bundle
 from ondevice.cli.main import main
 from ondevice.cli.terminal.style import age, size
 from ondevice.model import load
+from ondevice.native.library import LibraryChoice
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import write_bundle
 
@@ -191,3 +193,28 @@ def test_at_a_terminal_it_asks(home, monkeypatch, answer, code):
     assert main(["remove", "gemma"]) == code
     assert (home / "gemma").exists() == bool(code)
     assert " kB)? [y/N] " in asked.getvalue()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="changes the mode of a directory")
+@pytest.mark.parametrize("engine", ["auto", "ort"])
+def test_prepare_says_that_nothing_was_kept(run, reference_bundle, tmp_path, monkeypatch, engine):
+    """And `info` says so in place of the advice to prepare the bundle."""
+    monkeypatch.setattr("ondevice.prepare", lambda bundle, **_: None)
+    monkeypatch.setattr("ondevice.native.library.choice", lambda: LibraryChoice("generic", None))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    monkeypatch.setenv("ONDEVICE_CACHE", str(cache))
+    reason = f"other users may write to {cache} (chmod go-w {cache})"
+    code, _, err = run("prepare", reference_bundle, "--engine", engine)
+    assert code == 1
+    assert err == f"{reference_bundle}: not kept: {reason}: set ONDEVICE_CACHE to another directory\n"
+    assert f"no, at every start, because {reason}: set ONDEVICE_CACHE\n" in run("info", reference_bundle)[1]
+
+
+def test_prepare_says_that_a_bundle_is_ready(run, reference_bundle, monkeypatch):
+    monkeypatch.setattr("ondevice.cli.info.not_kept", lambda bundle, engine: None)
+    monkeypatch.setattr("ondevice.prepare", lambda bundle, **_: None)
+    code, _, err = run("prepare", reference_bundle)
+    assert code == 0
+    assert err.startswith(f"{reference_bundle}: ready on this machine, in ")
