@@ -9,15 +9,16 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from ondevice.bundle import Bundle, model_home
 from ondevice.bundle_format.audio import audio_shapes
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.vision import vision_shapes
-from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
+from ondevice.errors import BundleError, OndeviceError, PairMismatchError, UsageError, one_line, reason
 from ondevice.machine import expanded
 from ondevice.progress import Advance, Progress, counted, silent
 from ondevice_export.bit_budget import choose_formats
@@ -93,13 +94,16 @@ def export(
     options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only, calibrate, bits_per_weight)
     target = locate(str(source), options.revision, gguf)
     options = options.for_target(gguf=target.file is not None)
-    assistant = locate_drafter(options.drafter, target, note)
+    notes: list[str] = []  # for after the target is opened: where that fails, only the error is of interest
+    assistant = locate_drafter(options.drafter, target, notes.append)
     trained = locate_heads(options.heads, target)
     place = _place(default_name(target), out)
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note, text_only=text_only))
+        for line in notes:
+            note(line)
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
         opened_heads = None
         if trained is not None:
@@ -149,6 +153,7 @@ def _write(
         needed += estimate_bytes(target.shapes, _INT8.target_formats)
     advance = counted(progress, sum(map(count_weights, shapes)) + (2 * own if calibrates else 0))
     manifest = make_manifest(target, drafter, options, heads)
+    _note_replaced(out, manifest, note)
     with _disk_errors(out), BundleWriter(out) as bundle, ExitStack() as stack:
         _check_space(out, needed)
         on_begin()
@@ -239,6 +244,19 @@ def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note)
             f"{rounded} of {len(matrices)} matrices are rounded to 4 bits a second time, which costs small models much "
             "(measured: 0.3 nats per token, 44 % more perplexity); less with --calibrate, nothing with --quantize keep"
         )
+
+
+def _note_replaced(out: Path, new: Manifest, note: Note) -> None:
+    """Say which bundle the export replaces, unless that was made of the same source."""
+
+    def origin(manifest: Manifest) -> tuple[object, ...]:
+        source = manifest.sources["target"]
+        return manifest.name, source.id, source.sha256
+
+    with suppress(BundleError, KeyError):  # no bundle, or one without a source
+        old = Bundle.open(out).manifest
+        if origin(old) != origin(new):
+            note(f"replacing {out}, the bundle of {'another ' if old.name == new.name else ''}{one_line(old.name)}")
 
 
 def _check_space(out: Path, needed: int) -> None:

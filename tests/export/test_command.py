@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import Quantization
-from ondevice.errors import MissingDependencyError, PromptError, UsageError
+from ondevice.cli.origins import is_made_of
+from ondevice.errors import CheckpointError, MissingDependencyError, PromptError, UsageError
 from ondevice.quality import Comparison
 from ondevice_export import command, export, original
 from ondevice_export.verify import Verification, tolerance_of, verify
@@ -43,6 +44,32 @@ def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert printed.out.count("\n") == 2
     assert (tmp_path / "out" / "drafter.onnx").is_file()
     assert all(line.startswith("note: ") for line in printed.err.splitlines())  # no bar where there is no terminal
+
+
+def test_an_export_that_replaces_another_model_says_so(
+    e2b: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves a record of its source for `ondevice run`."""
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    out, other = tmp_path / "out", tmp_path / "other"
+    shutil.copytree(e2b.directory / "target", other)
+    noted = []
+    for source in (other, other, e2b.directory / "target"):
+        words = [str(source), "--out", str(out), "--drafter", "none", "--no-prepare"]
+        assert command.run(parse(*words)) == 0
+        noted.append([line for line in capsys.readouterr().err.splitlines() if "replacing" in line])
+        assert is_made_of(Bundle.open(out), str(source))
+    assert noted == [[], [], [f"note: replacing {out}, the bundle of other"]]
+    assert not is_made_of(Bundle.open(out), str(other))
+
+
+def test_a_target_that_cannot_be_opened_is_all_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "truncated.gguf"
+    notes: list[str] = []
+    path.write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError):
+        export(path, tmp_path / "out", note=notes.append)
+    assert not notes
 
 
 def test_the_time_is_that_of_the_whole_command(
