@@ -23,7 +23,7 @@ from ondevice.cli.options import (
     add_sequences_argument,
     load_model,
 )
-from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.errors import BundleCorruptError, MissingDependencyError, UnsupportedBundleError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import read_text
 
@@ -123,7 +123,16 @@ def _bundles(location: str) -> list[Bundle]:
         BundleError: there is none, or one cannot be used.
     """
     found = [] if is_bundle(location) else bundles_in(expanded(location))
-    return [Bundle.open(path) for path in found] or [Bundle.open(location)]
+    return [_open(path) for path in found] or [Bundle.open(location)]
+
+
+def _open(path: Path) -> Bundle:
+    """One bundle of a directory of them: the error names it."""
+    try:
+        return Bundle.open(path)
+    except (BundleCorruptError, UnsupportedBundleError) as error:
+        said = str(error)
+        raise type(error)(said if said.startswith(str(path)) else f"{path}: {said}") from error
 
 
 def _source(bundle: Bundle, args: argparse.Namespace) -> ServedModel:
@@ -153,8 +162,8 @@ def _setup(args: argparse.Namespace) -> Setup:
 
     for name in ("max_waiting", "idle_unload"):
         value = getattr(args, name)
-        if value is not None and not value >= 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be 0 or more, not {value}")
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} must be a finite number, 0 or more, not {value}")
     rules = Rules(hosts=tuple(args.allow_host), origins=tuple(args.allow_origin), api_key=_api_key(args))
     return Setup(
         host=args.host,

@@ -30,8 +30,9 @@ sys.exit(main(["serve", {str(bundle)!r}]))
     [
         (["--max-sequences", "0"], "max_sequences must be a whole number from 1 to 16, not 0"),
         (["--max-sequences", "17"], "max_sequences must be a whole number from 1 to 16, not 17"),
-        (["--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
-        (["--idle-unload", "nan"], "--idle-unload must be 0 or more, not nan"),
+        (["--max-waiting", "-1"], "--max-waiting must be a finite number, 0 or more, not -1"),
+        (["--idle-unload", "nan"], "--idle-unload must be a finite number, 0 or more, not nan"),
+        (["--idle-unload", "inf"], "--idle-unload must be a finite number, 0 or more, not inf"),
         (["--api-key", "a", "--api-key-file", "b"], "--api-key and --api-key-file cannot be combined"),
         (["--api-key", ""], "the API key is empty"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
@@ -98,3 +99,15 @@ def test_a_directory_of_bundles(run, tmp_path, monkeypatch):
 def test_two_bundles_of_one_name_and_directory(run, bundle, tmp_path):
     code, _, err = run("serve", bundle, write_bundle(tmp_path / "other" / bundle.name))
     assert (code, err) == (2, f"ondevice: two bundles have the name {bundle.name!r}: serve one of them\n")
+
+
+def test_a_damaged_bundle_of_a_directory_is_named(run, tmp_path):
+    for name in ("a", "b"):
+        write_bundle(tmp_path / "bundles" / name, name=name)
+    path = tmp_path / "bundles" / "b"
+    (path / "tokenizer.json").unlink()
+    assert run("serve", tmp_path / "bundles")[2].startswith(f"ondevice: {path}/tokenizer.json is missing")
+    (path / "bundle.json").write_text("{")
+    code, _, err = run("serve", tmp_path / "bundles")
+    assert code == 2
+    assert err.startswith(f"ondevice: {path}: bundle.json is not valid JSON (")
