@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
     with closing(AnswerFile(args.out)) as answers:
-        if known := len(answers):
+        known = sum(map(answers.has, requests)) if len(answers) else 0  # answers to lines that are gone do not count
+        if known:
             print(f"{known} of {requests.count} are answered already", file=sys.stderr)
-        if any(not answers.has(request) for request in requests):
+        if rest := requests.count - known:
             with ending_by_exception():
-                interrupted = _answer_rest(args, requests, answers)
+                interrupted = _answer_rest(args, requests, answers, rest)
             if interrupted:
                 print("ondevice: interrupted: run the same command again to continue", file=sys.stderr)
                 return INTERRUPTED
@@ -87,23 +88,23 @@ def run(args: argparse.Namespace) -> int:
         return FAILED if answers.errors else 0
 
 
-def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: AnswerFile) -> bool:
-    """Answer the requests that have no answer yet; True if Ctrl-C ended it."""
+def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: AnswerFile, count: int) -> bool:
+    """Answer the `count` requests that have no answer yet; True if Ctrl-C ended it."""
     from ondevice.cli.batch.workers import Cluster, ModelThreads
 
     if args.ray is not None:
         with closing(Cluster(args.ray, args)) as cluster:
-            return _write_answers(cluster, requests, answers)
+            return _write_answers(cluster, requests, answers, count)
     with load_model(args) as model:
-        return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
+        return _write_answers(ModelThreads(model, args.max_sequences), requests, answers, count)
 
 
-def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile) -> bool:
+def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile, count: int) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
     refused = answers.errors
     with (
         cancel_on_interrupt(workers.cancel) as interrupted,
-        BatchBar(requests.count - len(answers)) as bar,
+        BatchBar(count) as bar,
         closing(workers.answers(unanswered)) as events,
     ):
         for event in events:

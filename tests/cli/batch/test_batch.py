@@ -172,6 +172,13 @@ def test_a_file_that_is_cut_off_anywhere_is_continued(ask, tmp_path):
         assert (f"{kept} of 8 are answered already" in err) == bool(kept)
 
 
+def test_answers_to_lines_that_are_gone_do_not_count(ask):
+    _, whole, _ = ask(LINES[:2])
+    code, found, err = ask(LINES[:1])
+    assert (code, found) == (0, whole)
+    assert err == "1 of 1 are answered already\n"
+
+
 def test_zero_bytes_of_a_power_cut_are_removed(ask, tmp_path):
     _, whole, _ = ask(LINES)
     with (tmp_path / "answers.jsonl").open("ab") as file:
