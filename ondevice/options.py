@@ -213,7 +213,9 @@ class GenerationOptions:
         """
         for keyword in keywords:
             if keyword not in names:
-                raise UsageError(f"unknown option {keyword!r}{near(str(keyword), names)} There are {', '.join(names)}")
+                raise UsageError(
+                    f"unknown option {keyword!r}{near(str(keyword), names) or '.'} There are {', '.join(names)}"
+                )
         return cls(**keywords)
 
     def __post_init__(self) -> None:

@@ -216,6 +216,8 @@ def _files(file: Path) -> tuple[Path, Path]:
 
 def _check_named(file: Path) -> dict[str, Any]:
     """`_check` for a library that the environment names."""
+    if not file.exists():
+        raise ValueError(f"no such file, and the instruction sets are {', '.join(SETS)}")
     for each in _files(file):
         if reason := distrust(each):
             raise ValueError(reason)

@@ -173,6 +173,13 @@ def test_keywords_and_options_have_the_same_names() -> None:
     assert GenerationKeywords.__annotations__.keys() == names
 
 
+@pytest.mark.parametrize(("name", "hint"), [("foo", "."), ("temprature", ": did you mean temperature?")])
+def test_an_unknown_option_is_answered_with_a_list(tmp_path: Path, name: str, hint: str) -> None:
+    with load_toy(write_bundle(tmp_path)) as model, pytest.raises(UsageError) as raised:
+        model.generate("x", **{name: 1})  # type: ignore[arg-type]
+    assert str(raised.value).startswith(f"unknown option '{name}'{hint} There are ")
+
+
 def test_an_option_of_generations_is_none_of_prompts(tmp_path: Path) -> None:
     other: Any = {"temperature": 0.0}
     expected = r"unknown option 'temperature'.* There are tools, thinking, "

@@ -59,6 +59,15 @@ def test_a_set_that_the_cpu_lacks_is_not_used(
     assert f"not using the kernels for {other}: this CPU lacks" in caplog.text
 
 
+def test_a_set_that_does_not_exist_is_answered_with_a_list(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(library.CHOICE, "avx51")
+    assert library.choice.__wrapped__().set == best_set()
+    known = ", ".join(SETS)
+    assert f"not using the kernels in avx51: no such file, and the instruction sets are {known}" in caplog.text
+
+
 # Features that LLVM may use.
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
