@@ -69,7 +69,7 @@ def count_tokens(model: Model, fields: RequestFields) -> dict[str, Any]:
 def _read(fields: RequestFields) -> CompletionRequest:
     messages = read_messages(fields)
     fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
-    fields.ignore("metadata", "service_tier")
+    fields.ignore("metadata", "service_tier", "context_management")
     options: GenerationKeywords = {**_options(fields), **continue_option(fields, messages)}
     return read_request(fields, NAMES, [messages], options)
 
@@ -160,10 +160,12 @@ def _options(fields: RequestFields) -> GenerationKeywords:
 
 
 def _tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Functions, which the client runs. Anthropic's own tools are refused."""
+    """Functions, which the client runs. Anthropic's own tools are left out, as those of OpenAI in responses.py."""
     tools = []
     for tool in fields.objects("tools"):
-        tool.choice("type", ("custom",))
+        if (tool.text("type") or "custom") != "custom":
+            tool.ignore(*tool)
+            continue
         tool.ignore("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
         function = {
             "name": tool.required("name"),

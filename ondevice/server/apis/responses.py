@@ -6,11 +6,11 @@ Input and tools are translated to the form of OpenAI's chat completions, which t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from ondevice.generation import Step
 from ondevice.model import Model
@@ -41,7 +41,7 @@ from ondevice.server.requests import (
 )
 
 NAMES = FieldNames(max_tokens=("max_output_tokens",))
-ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata")
+ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "tool_choice")
 """Fields of the request that the response repeats."""
 
 MAX_METADATA, MAX_NAME, MAX_VALUE = 16, 64, 512
@@ -51,6 +51,7 @@ INCLUDED = {"reasoning.encrypted_content"}
 """Values of `include` that are accepted. Thoughts come as plain text, which a client can send back."""
 
 ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+TOOL_KINDS = ("function", "namespace")
 ROLES = ("user", "assistant", "system", "developer")
 
 ID_PREFIXES = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
@@ -86,20 +87,25 @@ def read_response(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]
     fields.refuse("this API has none here: use chat completions", top_logprobs=0)
     if not set(fields.texts("include")) <= INCLUDED:
         raise fields.unsupported("include", "of what can be included, there are only thoughts, which are always there")
-    fields.ignore("user", "safety_identifier", "store", "service_tier", "max_tool_calls", *CACHING)
+    fields.ignore("user", "safety_identifier", "store", "service_tier", "max_tool_calls", "client_metadata", *CACHING)
     fields.inner("stream_options").ignore("include_obfuscation")
     _check_metadata(fields)
     messages = read_input(fields)
-    request = read_request(fields, NAMES, [messages], {**_options(fields), **continue_option(fields, messages)})
+    tools = list(_tools(fields))
+    options = tool_options([tool.declaration() for tool in tools], _tool_choice(fields)) | _options(fields)
+    request = read_request(fields, NAMES, [messages], {**options, **continue_option(fields, messages)})
     request = replace(request, background=fields.flag("background"))
     if request.background and fields.get("store") is False:
         raise fields.unsupported("store", "a background response is kept until it is read: leave it out")
     echoed = {name: fields.get(name) for name in ECHOED}
     echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
     echoed["background"] = request.background
+    echoed["tool_choice"] = echoed["tool_choice"] or "auto"
+    echoed["tools"] = [dict(tool) for tool in fields.objects("tools") if tool["type"] in TOOL_KINDS]
     make_writer = partial(
         OpenAIResponseWriter,
         echoed=echoed,
+        namespaced={tool.name: tool for tool in tools if tool.namespace},
         include_progress=request.reports_prefill,
         include_rounds=fields.flag("return_rounds"),
     )
@@ -144,7 +150,8 @@ def read_input(fields: RequestFields) -> list[dict[str, Any]]:
 def _add_to_assistant(turn: dict[str, Any], item: RequestFields, kind: str) -> None:
     """Add an item to an assistant's turn: consecutive thoughts, calls and texts are one."""
     if kind == "function_call":
-        function = {"name": item.required("name"), "arguments": item.text("arguments") or ""}
+        name = _full_name(item, item.text("namespace") or "")
+        function = {"name": name, "arguments": item.text("arguments") or ""}
         turn["tool_calls"].append({"id": item.required("call_id"), "type": "function", "function": function})
     else:
         name = "reasoning_content" if kind == "reasoning" else "content"
@@ -159,14 +166,11 @@ def _assistant(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
-    """Tools, thinking and response format."""
-    choice = fields.get("tool_choice")
-    if isinstance(choice, dict) and "name" in choice:
-        choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    """Thinking, parallel calls and response format."""
     reasoning, text = fields.inner("reasoning"), fields.inner("text")
     reasoning.ignore("summary", "generate_summary")
     text.refuse("the model has no such switch: ask for it in `instructions`", verbosity="medium")
-    options = tool_options(_tools(fields), choice) | effort_option(reasoning, "effort") | parallel_option(fields)
+    options = effort_option(reasoning, "effort") | parallel_option(fields)
     text_format = dict(text.inner("format"))
     if text_format.get("type") == "json_schema":
         options["response_format"] = {"type": text_format.pop("type"), "json_schema": text_format}
@@ -175,14 +179,54 @@ def _options(fields: RequestFields) -> GenerationKeywords:
     return options
 
 
-def _tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Functions, whose declarations have one level less here. OpenAI's hosted tools are refused."""
-    tools = []
+class Tool(NamedTuple):
+    """A function, which the client runs.
+
+    fields : its declaration, which has one level less than that of a chat completion
+    namespace : that it is declared in; empty for none
+    """
+
+    fields: RequestFields
+    namespace: str
+
+    @property
+    def name(self) -> str:
+        """The function's name for the model."""
+        return _full_name(self.fields, self.namespace)
+
+    def declaration(self) -> dict[str, Any]:
+        """The declaration for the model."""
+        function = {name: value for name, value in self.fields.items() if name != "type"}
+        return {"type": "function", "function": function | {"name": self.name}}
+
+
+def _full_name(fields: RequestFields, namespace: str) -> str:
+    """The name of a function, or of the one that is called, for the model, which knows no namespaces."""
+    fields.required("name")
+    name = fields.text("name") or ""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tools(fields: RequestFields, namespace: str = "") -> Iterator[Tool]:
+    """The functions among the tools, also those of namespaces. Tools of other kinds are left out, as in llama.cpp."""
     for tool in fields.objects("tools"):
-        tool.kind(("function",))
-        tool.required("name")
-        tools.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
-    return tools
+        kind = tool.required("type")
+        if kind == "function":
+            yield Tool(tool, namespace)
+        elif kind == "namespace" and not namespace:
+            tool.required("name")
+            tool.ignore("description")
+            yield from _tools(tool, tool.text("name") or "")
+        else:
+            tool.ignore(*tool)
+
+
+def _tool_choice(fields: RequestFields) -> Any:
+    """`tool_choice` in the form of chat completions."""
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and "name" in choice:
+        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    return choice
 
 
 class OpenAIResponseWriter(BlockWriter):
@@ -194,6 +238,7 @@ class OpenAIResponseWriter(BlockWriter):
         choices: Sequence[Choice],
         *,
         echoed: dict[str, Any],
+        namespaced: Mapping[str, Tool],
         include_progress: bool = False,
         include_rounds: bool = False,
     ) -> None:
@@ -202,10 +247,12 @@ class OpenAIResponseWriter(BlockWriter):
             model: that answers.
             choices: exactly one.
             echoed: fields of the request that the response repeats.
+            namespaced: the functions that are declared in namespaces, by their names for the model.
             include_progress: whether a stream has events of the queue and of the prompt.
             include_rounds: whether it has events of rounds.
         """
         super().__init__(model, choices)
+        self._namespaced = namespaced
         self._include_progress = include_progress
         self._include_rounds = include_rounds
         head = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
@@ -299,8 +346,6 @@ class OpenAIResponseWriter(BlockWriter):
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [self._item(block) for block in self.blocks],
-            "tool_choice": "auto",
-            "tools": [],
             "store": self._head["background"],
             "usage": self._usage() if status in ("completed", "incomplete") else None,
         }
@@ -316,6 +361,8 @@ class OpenAIResponseWriter(BlockWriter):
         head = {"id": _id(block), "status": status}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
+            if (tool := self._namespaced.get(block.call.name)) is not None:
+                call |= {"namespace": tool.namespace, "name": tool.fields["name"]}
             return {"type": "function_call", **head, **call}
         content = [_part(block)] if block.text else []
         if block.kind == "reasoning":

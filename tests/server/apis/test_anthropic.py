@@ -68,6 +68,23 @@ def test_a_reply_of_nothing_but_calls_has_no_text():
     assert silent["content"] == ""
 
 
+def test_fields_of_claude_code(client, scripted):
+    """It edits contexts, which are not edited here, and declares Anthropic's own tools, which are left out."""
+    scripted.says("Yes.<turn|>")
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    options = {"model": "reference", "messages": ASKED}
+    message = client.messages.create(
+        **options, max_tokens=9, tools=[search, WEATHER], extra_body={"context_management": edits}
+    )
+    assert message.content[0].text == "Yes."
+    counted = client.messages.count_tokens(**options, tools=[search, WEATHER]).input_tokens
+    assert counted == client.messages.count_tokens(**options, tools=[WEATHER]).input_tokens
+    choice = {"type": "tool", "name": "web_search"}
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+        client.messages.create(**options, max_tokens=9, tools=[search], tool_choice=choice)
+
+
 def test_one_call_where_parallel_ones_are_disabled(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
     choice = {"type": "auto", "disable_parallel_tool_use": True}
@@ -139,7 +156,6 @@ def test_max_tokens(client, scripted):
         ({"messages": []}, "the prompt is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.type is missing"),
         ({"tools": [{"description": "nameless"}]}, "tools[0].name is missing"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type must be one of custom"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
     ],

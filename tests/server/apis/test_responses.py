@@ -56,6 +56,44 @@ def test_a_conversation_with_a_tool(client, scripted):
     assert again.status == "completed"
 
 
+def test_functions_in_namespaces(client, scripted):
+    """Codex declares these, and OpenAI's own tools, which are left out."""
+    scripted.says('<|tool_call>call:sky__get_weather{city:<|"|>Bern<|"|>}<tool_call|><|tool_response>')
+    sky = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]}
+    options = {"model": "reference", "tools": [sky, {"type": "web_search", "external_web_access": False}]}
+    response = client.responses.create(input="Rain?", **options, extra_body={"client_metadata": {"x": "y"}})
+    [call] = response.output
+    assert (call.namespace, call.name) == ("sky", "get_weather")
+    assert [tool.type for tool in response.tools] == ["namespace"]
+
+    function = {**WEATHER, "name": "sky__get_weather"}
+    del function["type"]
+    alone = [{"type": "function", "function": function}]
+    prompt = [{"role": "user", "content": "Rain?"}]
+    assert response.usage.input_tokens == len(scripted.model.encode(prompt, tools=alone))
+
+    scripted.says("Yes.<turn|>")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    again = client.responses.create(input=[*prompt, call, result], **options)
+    called = {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": "sky__get_weather", "arguments": call.arguments},
+    }
+    said = [*prompt, {"role": "assistant", "tool_calls": [called]}]
+    said.append({"role": "tool", "tool_call_id": call.call_id, "content": "rain"})
+    assert again.usage.input_tokens == len(scripted.model.encode(said, tools=alone))
+
+
+def test_tools_are_repeated(client, scripted):
+    scripted.says("Yes.<turn|>")
+    options = {"model": "reference", "input": "Rain?"}
+    response = client.responses.create(**options, tools=[WEATHER], tool_choice="none")
+    assert (response.tool_choice, response.tools[0].to_dict()) == ("none", WEATHER)
+    response = client.responses.create(**options)
+    assert (response.tool_choice, response.tools) == ("auto", [])
+
+
 def test_one_call_where_parallel_ones_are_not_allowed(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
     options = {"model": "reference", "input": "Will it rain?", "tools": [WEATHER]}
@@ -101,7 +139,9 @@ def test_response_cut_at_the_token_limit(client, scripted):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "a", "tools": [{"name": "f"}]}, "tools[0].type"),
+        ({"input": "a", "tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].type"),
+        ({"input": "a", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
     ],
