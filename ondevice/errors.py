@@ -36,19 +36,29 @@ class PromptError(OndeviceError, ValueError):
 
 
 class ContextOverflowError(PromptError):
-    """A prompt that fills the context, so that not one new token fits."""
+    """A prompt that fills the context, so that not one new token fits.
 
-    def __init__(self, prompt_tokens: int, context_length: int, *, counted: bool = True) -> None:
+    The message begins with the words of Anthropic's API, by which agents know that they have to shorten a conversation.
+
+    Attributes:
+        prompt_tokens: number of tokens of the prompt, or a lower bound; None if it was refused for its characters.
+        context_length: number of tokens that the context holds.
+    """
+
+    def __init__(
+        self, prompt_tokens: int | None, context_length: int, *, counted: bool = True, characters: str = ""
+    ) -> None:
         """
         Args:
-            prompt_tokens: number of tokens of the prompt, or a lower bound of it.
-            context_length: number of tokens that the context holds.
+            prompt_tokens, context_length: see the attributes.
             counted: whether `prompt_tokens` is exact.
+            characters: without `prompt_tokens`, the number of characters and the largest possible one, for the message.
         """
-        super().__init__(
-            f"the prompt has {'' if counted else 'at least '}{prompt_tokens} tokens and the context holds "
-            f"{context_length}: shorten the prompt by at least {prompt_tokens - context_length + 1} tokens"
-        )
+        size, less = characters, ""
+        if prompt_tokens is not None:
+            size = f"{'' if counted else 'at least '}{prompt_tokens} tokens > {context_length - 1} maximum"
+            less = f" by at least {prompt_tokens - context_length + 1} tokens"
+        super().__init__(f"prompt is too long: {size} (the context holds {context_length} tokens): shorten it{less}")
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length
 

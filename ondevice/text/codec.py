@@ -216,13 +216,10 @@ def check_characters(length: int, most_tokens: int | None) -> None:
         most_tokens: of a prompt; None for no limit.
 
     Raises:
-        PromptError: it is too long even if its tokens are, before anything looks at its text.
+        ContextOverflowError: it is too long even if its tokens are, before anything looks at its text.
     """
     if most_tokens is not None and length > (most := max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * most_tokens)):
-        raise PromptError(
-            f"the prompt has {length} characters, and {most} are possible with a context of {most_tokens} tokens: "
-            "shorten the prompt"
-        )
+        raise ContextOverflowError(None, most_tokens, characters=f"{length} characters > {most} maximum")
 
 
 def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> None:

@@ -105,7 +105,9 @@ def test_a_tokenizer_that_makes_no_tokens():
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, untrusted, prompt, monkeypatch):
     encode_prompt(user("a"), tokenizer, untrusted)  # learns about the tokenizer
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was encoded"))
-    with pytest.raises(ContextOverflowError, match=r"at least \d+ tokens and the context holds 100"):
+    with pytest.raises(
+        ContextOverflowError, match=r"at least \d+ tokens > 99 maximum \(the context holds 100 tokens\)"
+    ):
         encode_prompt(prompt, tokenizer, untrusted, 100)
 
 
@@ -113,13 +115,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, untru
 def test_more_characters_than_any_prompt_has_are_refused_first(tokenizer, untrusted, prompt, monkeypatch):
     monkeypatch.setattr(Tokenizer, "fewest_tokens", lambda *_: pytest.fail("its tokens were counted"))
     monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: pytest.fail("it was rendered"))
-    with pytest.raises(PromptError, match="65536 are possible with a context of 100 tokens"):
+    with pytest.raises(ContextOverflowError, match=r"10000\d\d characters > 65536 maximum") as raised:
         encode_prompt(prompt, tokenizer, untrusted, 100)
+    assert raised.value.prompt_tokens is None
 
 
 def test_more_messages_than_tokens_are_refused_before_they_are_rendered(tokenizer, untrusted, monkeypatch):
     monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: pytest.fail("they were rendered"))
-    with pytest.raises(ContextOverflowError, match="at least 101 tokens and the context holds 100"):
+    with pytest.raises(ContextOverflowError, match="at least 101 tokens > 99 maximum"):
         encode_prompt(user("a") * 101, tokenizer, untrusted, 100)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 from functools import partial
 
@@ -571,6 +572,25 @@ def test_a_prompt_longer_than_the_context(served, served_model):
     error = answer.body["error"]
     assert (answer.status, error["type"]) == (400, "exceed_context_size_error")
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (context + 1, context)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_agents_find_out_by_how_much_a_prompt_is_too_long(served, served_model, path):
+    said = [{"role": "user", "content": "a b " * served_model.context_length}]
+    fields = {"input": said} if path == "/v1/responses" else {"messages": said, "max_tokens": 1}
+    if path == "/api/chat":
+        del fields["max_tokens"]
+    error = served.post(path, **fields).body["error"]
+    message = error if isinstance(error, str) else error["message"]
+    found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # Claude Code's
+    assert found is not None
+    assert int(found[1]) > int(found[2]) == served_model.context_length - 1
+
+
+def test_a_prompt_of_too_many_characters(served):
+    error = served.post(CHAT, messages=[{"role": "user", "content": "a" * 10**6}]).body["error"]
+    assert (error["type"], error["n_prompt_tokens"]) == ("exceed_context_size_error", None)
+    assert error["message"].startswith("prompt is too long: 1000")
 
 
 @pytest.mark.parametrize(
