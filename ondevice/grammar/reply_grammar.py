@@ -74,8 +74,8 @@ def reply_grammar(
         form, opening = call_form(control_ids, plain_tools(choice.tools) or ()), call_opening(control_ids)
         if form is None:
             raise UsageError(
-                f"tool_choice {choice.kind!r} needs a model that calls functions as Gemma 4, Qwen or Llama 3 does: "
-                "this tokenizer has none of their control tokens"
+                "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "
+                "Qwen or Llama 3 does: this tokenizer has none of their control tokens"
             )
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]

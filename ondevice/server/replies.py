@@ -250,9 +250,13 @@ class Replies:
         """Admit a request, load the model if it was unloaded, and check options and prompts. Generates nothing yet.
 
         Raises:
-            RequestError: the queue is full, or the server stops.
+            RequestError: the queue is full, the server stops, or the model is not capable of what the request needs.
             UsageError, PromptError, MissingDependencyError: see `Model.stream`.
         """
+        for capability, name in request.needs.items():
+            if capability not in manager.capabilities:  # the beginning is Ollama's: agents then ask without it
+                message = f"{manager.name} does not support {capability}: its chat template has no {capability}"
+                raise RequestError(400, message, param=name)
         queue.enter()
         try:
             model = await manager.acquire()

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from ondevice.engines.protocol import MAX_SESSIONS
@@ -96,6 +96,7 @@ class CompletionRequest:
     echoes : whether the response begins with the prompt
     background : whether the reply goes on without its client
     keep_s : idle seconds after which the model is to be unloaded from now on, infinite for never; None changes nothing
+    needs : what the model must be capable of, in Ollama's words, and the field that asks for it
     """
 
     prompts: Sequence[Prompt]
@@ -105,6 +106,7 @@ class CompletionRequest:
     echoes: bool = False
     background: bool = False
     keep_s: float | None = None
+    needs: Mapping[str, str] = field(default_factory=dict)
 
 
 class FieldNames(NamedTuple):
@@ -156,7 +158,8 @@ def read_request(
         raise RequestError(
             400, f"{len(prompts)} prompts with {choices} replies each are more than {MAX_CHOICES} replies"
         )
-    return CompletionRequest(prompts, options, choices, fields.flag("return_progress"))
+    needs = {"tools": "tools"} if options.get("tools") and options.get("tool_choice") != "none" else {}
+    return CompletionRequest(prompts, options, choices, fields.flag("return_progress"), needs=needs)
 
 
 def tool_options(tools: list[dict[str, Any]], choice: Any) -> GenerationKeywords:

@@ -104,7 +104,9 @@ def _request(fields: RequestFields, prompts: Sequence[Prompt], options: Generati
     inner = fields.inner("options")
     inner.ignore(*STARTED)
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)
-    return replace(read_request(inner, NAMES, prompts, options), keep_s=_keep_s(fields))
+    request = read_request(inner, NAMES, prompts, options)
+    thinks = {"thinking": "think"} if options.get("thinking") else {}
+    return replace(request, keep_s=_keep_s(fields), needs={**request.needs, **thinks})
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
