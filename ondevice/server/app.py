@@ -24,7 +24,7 @@ from ondevice.server.apis import ollama
 from ondevice.server.apis.anthropic import count_tokens, read_message
 from ondevice.server.apis.cards import openai_card
 from ondevice.server.apis.openai import read_chat_completion, read_completion
-from ondevice.server.apis.responses import OpenAIResponseWriter, read_response
+from ondevice.server.apis.responses import OpenAIResponseWriter, count_input_tokens, read_response
 from ondevice.server.background import Background
 from ondevice.server.bodies import Bodies
 from ondevice.server.delivery import (
@@ -89,6 +89,7 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
         Route("/v1/chat/completions", endpoints.generate(read_chat_completion), methods=["POST"]),
         Route("/v1/completions", endpoints.generate(read_completion), methods=["POST"]),
         Route("/v1/responses", endpoints.generate(read_response), methods=["POST"]),
+        Route("/v1/responses/input_tokens", endpoints.query(count_input_tokens), methods=["POST"]),
         Route("/v1/responses/{id}", endpoints.response),
         Route("/v1/responses/{id}", endpoints.delete_response, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", endpoints.cancel_response, methods=["POST"]),

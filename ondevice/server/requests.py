@@ -490,7 +490,8 @@ class RequestError(Exception):
     def anthropic(self) -> dict[str, Any]:
         """The body in Anthropic's form."""
         kind = ERROR_TYPES.get(self.status, OTHER_ERROR_TYPES)[1]
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        details = {"details": self.facts["details"]} if "details" in self.facts else {}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def ollama(self) -> dict[str, Any]:
         """The body in Ollama's form."""

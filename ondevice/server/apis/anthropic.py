@@ -17,6 +17,7 @@ from ondevice.server.apis.blocks import (
     after_results,
     content_of,
     picture_part,
+    prompt_tokens,
     read_parts,
     text_part,
 )
@@ -45,6 +46,9 @@ DELTAS = {
 MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 """Names of pictures' formats. A picture is read as what its bytes are."""
 
+UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""The details of an error by which Anthropic's client knows that a server stores no conversations."""
+
 
 def read_message(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/messages`, and what makes the writer of its response."""
@@ -55,19 +59,16 @@ def read_message(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
 
 def count_tokens(model: Model, fields: RequestFields) -> dict[str, Any]:
     """The number of tokens of a request's prompt. The request may have the other fields of a message's, too."""
-    request = _read(fields)
-    options = request.options
-    prompt = model.encode(
-        request.prompts[0],
-        tools=options.get("tools"),
-        thinking=options.get("thinking"),
-        continue_final=options["continue_final"],
-    )
-    return {"input_tokens": len(prompt)}
+    return {"input_tokens": prompt_tokens(model, _read(fields))}
 
 
 def _read(fields: RequestFields) -> CompletionRequest:
     messages = read_messages(fields)
+    try:
+        fields.refuse("no conversation is stored: send all of it as `messages`", "thread")
+    except RequestError as error:
+        error.facts["details"] = UNTHREADED
+        raise
     fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
     fields.ignore("metadata", "service_tier", "context_management")
     options: GenerationKeywords = {**_options(fields), **continue_option(fields, messages)}

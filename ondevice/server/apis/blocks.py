@@ -18,7 +18,7 @@ from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.server.delivery import ResponseWriter, ServerSentEvent, new_id
 from ondevice.server.replies import Choice
-from ondevice.server.requests import RequestFields
+from ondevice.server.requests import CompletionRequest, RequestFields
 from ondevice.text.media_parts import picture_of_url
 from ondevice.text.messages import ToolCall
 
@@ -102,6 +102,18 @@ def after_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             shown = []
         made.append(message)
     return [*made, {"role": "user", "content": shown}] if shown else made
+
+
+def prompt_tokens(model: Model, request: CompletionRequest) -> int:
+    """The number of tokens of a request's prompt, which is a list of messages."""
+    options = request.options
+    prompt = model.encode(
+        request.prompts[0],
+        tools=options.get("tools"),
+        thinking=options.get("thinking"),
+        continue_final=options["continue_final"],
+    )
+    return len(prompt)
 
 
 BlockKind = Literal["reasoning", "text", "call"]

@@ -1,4 +1,6 @@
-"""`/v1/responses`: OpenAI's Responses API without stored conversations, so that a request contains all of its own.
+"""`/v1/responses` and `/v1/responses/input_tokens`: OpenAI's Responses API without stored conversations.
+
+A request contains all of its own conversation.
 
 Input and tools are translated to the form of OpenAI's chat completions, which the text layer reads.
 """
@@ -22,6 +24,7 @@ from ondevice.server.apis.blocks import (
     after_results,
     content_of,
     picture_part,
+    prompt_tokens,
     read_parts,
     text_part,
 )
@@ -110,6 +113,12 @@ def read_response(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]
         include_rounds=fields.flag("return_rounds"),
     )
     return request, make_writer
+
+
+def count_input_tokens(model: Model, fields: RequestFields) -> dict[str, Any]:
+    """The number of tokens of a request's prompt. The request may have the other fields of a response's, too."""
+    request, _ = read_response(fields)
+    return {"object": "response.input_tokens", "input_tokens": prompt_tokens(model, request)}
 
 
 def _check_metadata(fields: RequestFields) -> None:

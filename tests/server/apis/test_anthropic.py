@@ -85,6 +85,20 @@ def test_fields_of_claude_code(client, scripted):
         client.messages.create(**options, max_tokens=9, tools=[search], tool_choice=choice)
 
 
+def test_a_client_that_has_conversations_stored_goes_on_without(client, scripted):
+    scripted.says("Yes.<turn|>")
+    answer = scripted.served.post("/v1/messages", max_tokens=5, messages=ASKED, thread={"type": "create"})
+    assert answer.body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return city
+
+    asked = {"model": "reference", "max_tokens": 20, "messages": ASKED, "tools": [get_weather]}
+    assert client.beta.messages.tool_runner(**asked).until_done().content[0].text == "Yes."
+
+
 def test_one_call_where_parallel_ones_are_disabled(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
     choice = {"type": "auto", "disable_parallel_tool_use": True}

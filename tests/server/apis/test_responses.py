@@ -85,6 +85,16 @@ def test_functions_in_namespaces(client, scripted):
     assert again.usage.input_tokens == len(scripted.model.encode(said, tools=alone))
 
 
+def test_tokens_of_a_prompt_are_counted(client, scripted):
+    scripted.says("Yes.<turn|>")
+    options = {"model": "reference", "input": "Will it rain?", "instructions": "Be brief.", "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**options)
+    assert counted.input_tokens == client.responses.create(**options).usage.input_tokens
+    answer = scripted.served.post("/v1/responses/input_tokens", input="x", inputs="y")
+    assert (answer.status, answer.body["error"]["param"]) == (400, "inputs")
+    assert scripted.served.get("/v1/responses/input_tokens").status == 404
+
+
 def test_tools_are_repeated(client, scripted):
     scripted.says("Yes.<turn|>")
     options = {"model": "reference", "input": "Rain?"}
