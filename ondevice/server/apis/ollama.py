@@ -46,6 +46,9 @@ STARTED = (
 )
 """Options of a model's start, and those of samplers that are switched off."""
 
+BESIDE_OPTIONS = ("temperature", "top_p", "max_output_tokens", "tool_choice")
+"""Fields that Ollama ignores outside of `options`, where clients, as that of Vercel's AI SDK, send them once more."""
+
 EFFORTS = ("low", "medium", "high", "max")
 """Values of `think` besides true and false. All of them switch thinking on."""
 
@@ -101,6 +104,7 @@ def read_generate(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]
 
 
 def _request(fields: RequestFields, prompts: Sequence[Prompt], options: GenerationKeywords) -> CompletionRequest:
+    fields.ignore(*BESIDE_OPTIONS)
     inner = fields.inner("options")
     inner.ignore(*STARTED)
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)

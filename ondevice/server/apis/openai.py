@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ondevice.generate.stats import TokenLogprob
 from ondevice.generation import FinishReason, Step
@@ -40,6 +40,9 @@ CACHING = ("cache_prompt", "prompt_cache_key", "prompt_cache_retention", "prompt
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 64
 
+UsageInStream = Literal["never", "end", "always"]
+"""Whether a stream has its usage: nowhere, in a last chunk, or in all chunks."""
+
 
 def read_chat_completion(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/chat/completions`, and what makes the writer of its response."""
@@ -61,7 +64,7 @@ def read_chat_completion(fields: RequestFields) -> tuple[CompletionRequest, Make
     fields.ignore("metadata", "service_tier", "prediction")
     request = read_request(fields, CHAT_NAMES, [messages], options)
     rounds = fields.flag("return_rounds")
-    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
+    return request, partial(ChatCompletionWriter, usage=_usage_in_stream(fields), include_rounds=rounds)
 
 
 def _check_parts(fields: RequestFields) -> None:
@@ -91,7 +94,7 @@ def read_completion(fields: RequestFields) -> tuple[CompletionRequest, MakeWrite
     if echoes and options:
         options["prompt_logprobs"] = True
     request = replace(read_request(fields, COMPLETION_NAMES, _prompts(fields), options), echoes=echoes)
-    return request, partial(CompletionWriter, include_usage=_include_usage(fields), scores_prompts=bool(options))
+    return request, partial(CompletionWriter, usage=_usage_in_stream(fields), scores_prompts=bool(options))
 
 
 def _refuse_others(fields: RequestFields) -> None:
@@ -100,11 +103,12 @@ def _refuse_others(fields: RequestFields) -> None:
     fields.refuse("thoughts come as `reasoning_content`", reasoning_format="auto")
 
 
-def _include_usage(fields: RequestFields) -> bool:
-    """Whether a stream ends with its usage."""
+def _usage_in_stream(fields: RequestFields) -> UsageInStream:
+    """OpenAI's `include_usage`, and vLLM's `continuous_usage_stats`, which only counts beside it."""
     options = fields.inner("stream_options")
     options.ignore("include_obfuscation")
-    return options.flag("include_usage")
+    at_end, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    return ("always" if continuous else "end") if at_end else "never"
 
 
 def _chat_options(fields: RequestFields) -> GenerationKeywords:
@@ -162,9 +166,9 @@ class OpenAIWriter(ResponseWriter):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+    def __init__(self, model: Model, choices: Sequence[Choice], *, usage: UsageInStream = "never") -> None:
         super().__init__(model, choices)
-        self._include_usage = include_usage
+        self._usage_in_stream = usage
         self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model.manifest.name}
 
     @abstractmethod
@@ -172,7 +176,7 @@ class OpenAIWriter(ResponseWriter):
         """A complete reply in a whole response."""
 
     def closing(self) -> Iterator[ServerSentEvent]:
-        if self._include_usage:
+        if self._usage_in_stream != "never":
             yield self._chunk([], usage=self._usage())
         yield ServerSentEvent("[DONE]")
 
@@ -185,6 +189,8 @@ class OpenAIWriter(ResponseWriter):
         return response | ({"timings": self.choices[0].stats.timings()} if len(choices) == 1 else {})
 
     def _chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> ServerSentEvent:
+        if self._usage_in_stream == "always":
+            more["usage"] = self._usage()
         return ServerSentEvent({"object": self.chunk_kind, **self._head, "choices": choices, **more})
 
     def _usage(self) -> dict[str, Any]:
@@ -204,9 +210,14 @@ class ChatCompletionWriter(OpenAIWriter):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(
-        self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False, include_rounds: bool = False
+        self,
+        model: Model,
+        choices: Sequence[Choice],
+        *,
+        usage: UsageInStream = "never",
+        include_rounds: bool = False,
     ) -> None:
-        super().__init__(model, choices, include_usage=include_usage)
+        super().__init__(model, choices, usage=usage)
         self._include_rounds = include_rounds
 
     def opening(self) -> Iterator[ServerSentEvent]:
@@ -267,13 +278,18 @@ class CompletionWriter(OpenAIWriter):
     id_prefix = "cmpl-"
 
     def __init__(
-        self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False, scores_prompts: bool = False
+        self,
+        model: Model,
+        choices: Sequence[Choice],
+        *,
+        usage: UsageInStream = "never",
+        scores_prompts: bool = False,
     ) -> None:
         """
         Args:
             scores_prompts: whether echoed prompts come with the log probabilities of their tokens.
         """
-        super().__init__(model, choices, include_usage=include_usage)
+        super().__init__(model, choices, usage=usage)
         self._scores_prompts = scores_prompts
         self._echoes: dict[int, dict[str, Any]] = {}
         """The echoed prompts as they were written, by index of the choice."""

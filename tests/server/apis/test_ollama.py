@@ -61,6 +61,16 @@ def test_generate_with_template_system_message_and_raw(client, served_model):
     assert "".join(part.response for part in client.generate(**asked, raw=True, stream=True)) == raw
 
 
+def test_fields_beside_options_are_ignored(served):
+    """The client of Vercel's AI SDK sends these once more, and Ollama ignores them."""
+    beside = {"temperature": 9, "top_p": 7, "max_output_tokens": 1, "tool_choice": "auto"}
+    asked = {"messages": ASKED, "options": GREEDY, "stream": False}
+    answer = served.post("/api/chat", **asked, **beside)
+    assert answer.body["message"] == served.post("/api/chat", **asked).body["message"]
+    assert served.post("/api/generate", prompt="x", options=GREEDY, stream=False, **beside).status == 200
+    assert "unknown field" in served.post("/api/chat", **asked, top_k=1).body["error"]
+
+
 def test_thoughts_tools_and_their_results(scripted):
     client = client_of(scripted.served)
     scripted.says(f"{THOUGHT}One moment. {CALL}<|tool_response>")

@@ -574,6 +574,18 @@ def test_a_prompt_longer_than_the_context(served, served_model):
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (context + 1, context)
 
 
+@pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "x"})])
+def test_usage_in_all_chunks_of_a_stream(served, path, prompt):
+    """vLLM's field, which guidellm sends."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = served.messages(path, **prompt, max_tokens=6, ignore_eos=True, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    alone = {"continuous_usage_stats": True}
+    assert all("usage" not in each for each in served.messages(path, **prompt, max_tokens=2, stream_options=alone))
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
 def test_agents_find_out_by_how_much_a_prompt_is_too_long(served, served_model, path):
     said = [{"role": "user", "content": "a b " * served_model.context_length}]
