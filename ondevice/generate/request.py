@@ -30,7 +30,7 @@ class SamplingOptions:
     penalty and logit bias are OpenAI's.
 
     temperature : 0 always chooses the likeliest token
-    top_k, top_p, min_p : filters; None, or 0, 1 and 0 respectively, keeps every token
+    top_k, top_p, min_p : filters; None, or 0, 1 and 0 respectively, keeps every token; top_p=0 keeps the likeliest one
     repetition_penalty : 1.0 changes nothing
     seed : seed of the noise that tokens are drawn with; None takes one from the operating system for each generation
     presence_penalty, frequency_penalty : subtracted from the logits of tokens that were generated: presence once,
@@ -61,8 +61,8 @@ class SamplingOptions:
             raise UsageError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
         if self.top_k is not None and self.top_k < 0:
             raise UsageError(f"top_k must be at least 1, or 0 to keep every token, not {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p must be over 0 and at most 1, not {self.top_p}")
+        if self.top_p is not None and not 0 <= self.top_p <= 1:
+            raise UsageError(f"top_p must be between 0 (only the likeliest token) and 1, not {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise UsageError(f"min_p must be between 0 and 1, not {self.min_p}")
         if not 1 / MAX_PENALTY <= self.repetition_penalty <= MAX_PENALTY:

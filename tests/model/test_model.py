@@ -208,7 +208,7 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
         ({"max_tokens": 5}, "unknown option 'max_tokens'"),
         ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"temperature": np.zeros(3)}, "temperature must be a number, not array"),
         ({"temperature": 1, "top_k": 2.5}, "top_k must be a whole number, not 2.5"),
@@ -236,6 +236,13 @@ def test_options_that_make_no_sense(reference_model: Model, options: dict[str, A
 def test_prompts_that_cannot_be_run(reference_model: Model, prompt: Any) -> None:
     with pytest.raises(PromptError):
         reference_model.stream(prompt)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_top_p_0_is_greedy(reference_model: Model, seed: int) -> None:
+    greedy = reference_model.generate([5, 6, 7], max_new_tokens=12, temperature=0.0)
+    sampled = reference_model.generate([5, 6, 7], max_new_tokens=12, temperature=0.7, top_p=0, top_k=0, seed=seed)
+    assert sampled.token_ids == greedy.token_ids
 
 
 def test_a_prompt_longer_than_the_context_names_both_numbers(reference_model: Model) -> None:

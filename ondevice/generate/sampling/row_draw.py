@@ -7,6 +7,7 @@ that is asked for four tokens pays that four times.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from sys import float_info
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class RowDraw:
         self._options = (
             options.temperature,
             min(options.top_k or 0, MAX_TOP_K),
-            1.0 if options.top_p is None else options.top_p,
+            1.0 if options.top_p is None else max(options.top_p, float_info.min),
             options.min_p or 0.0,
         )
         self._made_scratch: RowScratch | None = None

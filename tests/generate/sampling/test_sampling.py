@@ -23,6 +23,7 @@ WARPERS: list[dict[str, Any]] = [
     {"top_k": 10_000},
     {"top_p": 0.5},
     {"top_p": 1e-6},
+    {"top_p": 0.0},
     {"top_p": 1.0},
     {"min_p": 0.1},
     {"min_p": 1.0},
@@ -107,7 +108,7 @@ def reference_distribution(options: SamplingOptions, logits: np.ndarray) -> np.n
     weights = np.exp(scaled[order])
     kept = weights > 0
     if options.top_p is not None and options.top_p < 1:
-        kept &= np.concatenate([[0.0], weights[:-1]]).cumsum() < options.top_p * weights.sum()
+        kept &= np.concatenate([[0.0], weights[:-1]]).cumsum() < max(options.top_p, 1e-300) * weights.sum()
     if options.min_p is not None:
         kept &= weights >= options.min_p
     probs = np.zeros(len(logits))
@@ -370,7 +371,7 @@ def test_tokens_are_drawn_as_often_as_the_distribution_says(chosen: dict[str, An
         ({"top_k": -1}, "top_k"),
         ({"top_k": True}, "top_k"),
         ({"top_k": 2.5}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),

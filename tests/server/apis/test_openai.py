@@ -574,6 +574,12 @@ def test_a_prompt_longer_than_the_context(served, served_model):
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (context + 1, context)
 
 
+def test_top_p_0_is_greedy(served):
+    options = {"messages": MESSAGES, "max_tokens": 8}
+    greedy = served.post(CHAT, **options, temperature=0).body["choices"][0]["message"]
+    assert served.post(CHAT, **options, temperature=1, top_p=0, seed=3).body["choices"][0]["message"] == greedy
+
+
 @pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "x"})])
 def test_usage_in_all_chunks_of_a_stream(served, path, prompt):
     """vLLM's field, which guidellm sends."""
