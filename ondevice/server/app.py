@@ -22,7 +22,7 @@ from ondevice.generate.drafters import registry
 from ondevice.model import Model
 from ondevice.server.apis import ollama
 from ondevice.server.apis.anthropic import count_tokens, read_message
-from ondevice.server.apis.cards import openai_card
+from ondevice.server.apis.cards import anthropic_card, anthropic_list, openai_card
 from ondevice.server.apis.openai import read_chat_completion, read_completion
 from ondevice.server.apis.responses import OpenAIResponseWriter, count_input_tokens, read_response
 from ondevice.server.background import Background
@@ -50,6 +50,9 @@ NUMBER = re.compile(r"\d{1,9}")
 
 MIN_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes even if the context is shorter."""
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""A header of Anthropic's clients. `/v1/models` is a path of OpenAI's API too."""
 
 NOT_HERE = {"/v1/embeddings": ollama.NOT_HERE["/api/embed"], **ollama.NOT_HERE}
 """Paths that clients ask for, and why they are not served."""
@@ -232,10 +235,13 @@ class Endpoints:
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(anthropic_list(self._models, self._created))
         return JSONResponse({"object": "list", "data": [openai_card(each, self._created) for each in self._models]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(openai_card(self._models.find(request.path_params["name"]), self._created))
+        card = anthropic_card if ANTHROPIC_VERSION in request.headers else openai_card
+        return JSONResponse(card(self._models.find(request.path_params["name"]), self._created))
 
     async def props(self, request: Request) -> Response:
         """llama.cpp's names as far as they fit, then names of this server. `?model=NAME` for another than the first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 from ondevice.server.model_manager import ModelManager
@@ -28,6 +30,18 @@ def openai_card(manager: ModelManager, created: int) -> dict[str, Any]:
             "size": sum(entry.size for entry in manifest.files.values()),
         },
     }
+
+
+def anthropic_card(manager: ModelManager, created: int) -> dict[str, Any]:
+    """Anthropic's `model` object; the arguments are those of `openai_card`."""
+    written = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": manager.name, "display_name": manager.name, "created_at": written}
+
+
+def anthropic_list(managers: Iterable[ModelManager], created: int) -> dict[str, Any]:
+    """Anthropic's list of models, all on one page."""
+    cards = [anthropic_card(each, created) for each in managers]
+    return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 
 def _status(manager: ModelManager) -> dict[str, Any]:

@@ -99,6 +99,15 @@ def test_a_client_that_has_conversations_stored_goes_on_without(client, scripted
     assert client.beta.messages.tool_runner(**asked).until_done().content[0].text == "Yes."
 
 
+@pytest.mark.filterwarnings("error")
+def test_models(client):
+    [model] = client.models.list()
+    assert (model.type, model.id, model.display_name) == ("model", "reference", "reference")
+    assert client.models.retrieve("reference") == model
+    assert model.created_at.year > 2025
+    assert "capabilities" not in model.to_dict()
+
+
 def test_one_call_where_parallel_ones_are_disabled(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
     choice = {"type": "auto", "disable_parallel_tool_use": True}
