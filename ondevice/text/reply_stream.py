@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ondevice.errors import UsageError
 from ondevice.text.reply_parser import Parsed, ReplyParser
-from ondevice.text.tokenizer import Tokenizer
+from ondevice.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 class ReplyStream:
@@ -212,8 +212,6 @@ class TokenOffsets:
                 self._at += len(self._detokenizer.feed(token_id))
         return found
 
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 WINDOW = 16
 """Most tokens decoded at once. A character has at most 4 bytes and a token at least one, so 4 would be enough."""

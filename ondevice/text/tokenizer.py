@@ -20,6 +20,19 @@ LONG = 1 << 14
 MAX_AT_ONCE = 1 << 12
 """Texts that are encoded at once: each takes a kilobyte."""
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""The text of bytes that are not UTF-8."""
+
+
+def _byte_characters() -> dict[str, int]:
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+BYTE_CHARACTERS = _byte_characters()
+"""The bytes that characters stand for in byte-level vocabularies, as GPT-2 has them."""
+
 
 class Found(NamedTuple):
     """A token in a text: its number among the text's tokens, and its first character and the one behind its last."""
@@ -195,6 +208,16 @@ class Tokenizer:
             return str(self._backend.decode(list(token_ids), skip_special_tokens=not keep_special))
         except BaseException as error:
             raise _failure("decode", error) from error
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token's text, also where they are a part of a character; control tokens included."""
+        text = self.text_of(token_id)
+        if token_id in self.byte_ids:
+            return bytes([int(text[3:5], 16)])
+        decoded = self.decode([token_id], keep_special=True)
+        if REPLACEMENT in decoded and text and all(character in BYTE_CHARACTERS for character in text):
+            return bytes(BYTE_CHARACTERS[character] for character in text)
+        return decoded.encode()
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self._bos_token_id

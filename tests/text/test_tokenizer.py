@@ -38,6 +38,15 @@ def test_decoding_leaves_control_tokens_out():
     assert tokenizer.decode(ids, keep_special=True) == "<bos><|turn>hello<turn|>"
 
 
+@pytest.mark.parametrize("make", [byte_level, gemma_like])
+def test_bytes_of_tokens_are_those_of_the_text(make):
+    tokenizer, text = make(), "def f(x):\n\t# caf\u00e9 \u65e5\u672c \U0001f600 \ufffd \u00a0"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    assert len({tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)}) > 256
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 9) == b""
+
+
 def test_training_leftovers_do_not_shorten_a_prompt():
     backend = byte_level()._backend
     backend.enable_truncation(3)

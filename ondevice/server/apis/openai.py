@@ -30,7 +30,7 @@ from ondevice.server.requests import (
     tool_options,
 )
 from ondevice.text.codec import Prompt
-from ondevice.text.reply_stream import REPLACEMENT, TokenOffsets
+from ondevice.text.reply_stream import TokenOffsets
 from ondevice.text.tokenizer import Tokenizer
 
 CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_predict"), choices="n")
@@ -416,10 +416,14 @@ def _joined(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
-    text = _token_text(tokenizer, token)
-    known = None if REPLACEMENT in text else list(text.encode())  # None: the token is part of a character
-    return {"token": text, "logprob": logprob, "bytes": known}
+    made = tokenizer.token_bytes(token)
+    return {"token": made.decode(errors="replace"), "logprob": logprob, "bytes": list(made)}
 
 
 def _token_text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token], keep_special=True)
+    """The text of a token, or OpenAI's spelling of its bytes, such as `bytes:\\xe3`, where they are no UTF-8."""
+    made = tokenizer.token_bytes(token)
+    try:
+        return made.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in made)

@@ -188,7 +188,7 @@ def _options(fields: RequestFields) -> GenerationKeywords:
     return options
 
 
-class Tool(NamedTuple):
+class DeclaredFunction(NamedTuple):
     """A function, which the client runs.
 
     fields : its declaration, which has one level less than that of a chat completion
@@ -216,12 +216,12 @@ def _full_name(fields: RequestFields, namespace: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def _tools(fields: RequestFields, namespace: str = "") -> Iterator[Tool]:
+def _tools(fields: RequestFields, namespace: str = "") -> Iterator[DeclaredFunction]:
     """The functions among the tools, also those of namespaces. Tools of other kinds are left out, as in llama.cpp."""
     for tool in fields.objects("tools"):
         kind = tool.required("type")
         if kind == "function":
-            yield Tool(tool, namespace)
+            yield DeclaredFunction(tool, namespace)
         elif kind == "namespace" and not namespace:
             tool.required("name")
             tool.ignore("description")
@@ -247,7 +247,7 @@ class OpenAIResponseWriter(BlockWriter):
         choices: Sequence[Choice],
         *,
         echoed: dict[str, Any],
-        namespaced: Mapping[str, Tool],
+        namespaced: Mapping[str, DeclaredFunction],
         include_progress: bool = False,
         include_rounds: bool = False,
     ) -> None:
