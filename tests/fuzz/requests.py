@@ -96,6 +96,16 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 50, "stream": True}),
     ("/v1/responses/resp_0/cancel", {"input": "x"}),
     (
+        "/v1/responses/input_tokens",
+        {
+            "input": [{"type": "function_call", "call_id": "1", "namespace": "n", "name": "f", "arguments": "{}"}],
+            "tools": [
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+                {"type": "web_search"},
+            ],
+        },
+    ),
+    (
         "/v1/messages",
         {
             "max_tokens": 2,
