@@ -219,7 +219,8 @@ def _full_name(fields: RequestFields, namespace: str) -> str:
 def _tools(fields: RequestFields, namespace: str = "") -> Iterator[DeclaredFunction]:
     """The functions among the tools, also those of namespaces. Tools of other kinds are left out, as in llama.cpp."""
     for tool in fields.objects("tools"):
-        kind = tool.required("type")
+        tool.required("type")
+        kind = tool.text("type")
         if kind == "function":
             yield DeclaredFunction(tool, namespace)
         elif kind == "namespace" and not namespace:
