@@ -152,7 +152,7 @@ def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):
         (["-"], b"ab\xff", "standard input is not UTF-8 text (byte 2)"),
         (["-"], "", "the prompt is empty"),
         (["--file", "missing.txt"], None, "cannot read missing.txt: No such file"),
-        (["a" * 500], None, "the prompt has 501 tokens"),
+        (["a" * 500], None, "prompt is too long: 501 tokens"),
         (["ab", "--top-p", "7"], None, "top_p"),
         (["ab", "--max-new-tokens", "-1"], None, "max_new_tokens"),
         (["ab", "--stop", ""], None, "non-empty"),
