@@ -243,7 +243,11 @@ class Costs:
 
     def _compare(self, rows: int, alone: bool, seconds: float) -> None:
         """Learn from a forward and the one before it what the larger of their numbers of rows costs; of equal ones,
-        what the one costs that was alone.
+        what the one costs that was alone:
+
+            cost(many) = cost(few) * seconds(many) / seconds(few)
+
+        Two neighbours, because what disturbs one forward disturbs the next one too.
         """
         if rows == 1:
             for curve in self._forwards.values():

@@ -447,7 +447,12 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _piece(tokens: Iterator[tuple[str, str]]) -> _Piece:
-    """The alternatives up to the end of a group or of the pattern, whose brackets `re` has checked."""
+    """The alternatives up to the end of a group or of the pattern, whose brackets `re` has checked.
+
+    Where the pieces of a sequence are p, q and r, its beginnings are those of p; or p and those of q; or p, q and those
+    of r. For `ab|c` the whole is `(?:ab|c)`, and the beginnings are `(?:(?:a|)|)`: `a` or nothing of the first
+    sequence, nothing of the second. A repetition `p+` has begun after any number of p and a beginning of one more.
+    """
     sequences: list[list[_Piece]] = [[]]
     for kind, text in tokens:
         sequence = sequences[-1]

@@ -263,8 +263,15 @@ def verify(state: np.ndarray) -> Any:
     """Accept a draft as far as it equals the tokens that are chosen from its rows; returns the token that follows,
     negative for none. Tokens, keys and values of what is accepted are moved next to those before.
 
-    A token that is not the first guess of its step may be another one. Nothing follows such a row: the next step has
-    read the first guess.
+    Rows of a draft of depth 2 with widths 3 and 2: first the newest token, then the first guess of each step, a chain,
+    and behind it the other guesses, step by step:
+
+        row       0        1        2        3  4     5
+        token     newest   a1       b1       a2 a3    b2
+
+    A token that is not the first guess of its step may be another one (a2). Nothing follows such a row: the next step
+    has read the first guess. `hits` counts the accepted rows of the chain, `beside` is the row of the first other guess
+    of step `hits`.
     """
     depth, row, rank, hits = state[slots.DEPTH], np.int64(0), np.int64(0), np.int64(0)
     accepted, beside = np.int64(0), depth + 1
