@@ -225,7 +225,9 @@ class AsyncGeneration(AsyncIterator[Step]):
 
         self._generation = generation
         self._steps: asyncio.Queue[Step | BaseException | None] = asyncio.Queue()
-        self._began = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the first step; None before it."""
+        self._reader: threading.Thread | None = None
         self._ended = False
 
     @property
@@ -238,31 +240,49 @@ class AsyncGeneration(AsyncIterator[Step]):
         self._generation.cancel()
 
     async def aclose(self) -> None:
-        """Stop, and wait until the computation has ended, at most one forward later."""
+        """Stop, and wait until the computation has ended, at most one forward later. If another task is waiting for a
+        step, that task gets no more.
+        """
+        import asyncio
+
         self._generation.close()
-        while self._began and not self._ended:
-            self._ended = not isinstance(await self._steps.get(), Step)
+        if self._reader is not None and self._loop is not asyncio.get_running_loop():
+            await asyncio.to_thread(self._reader.join)
+            self._ended = True
+        while self._reader is not None and not self._ended:
+            await self._take()
         self._ended = True
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Step:
+        import asyncio
+
         if self._ended:
             raise StopAsyncIteration
-        if not self._began:
-            import asyncio
-
-            self._began = True
-            arguments = self._generation, asyncio.get_running_loop(), self._steps
-            threading.Thread(target=_read, args=arguments, name="ondevice-generation", daemon=True).start()
-        step = await self._steps.get()
+        loop = asyncio.get_running_loop()
+        if self._reader is None:
+            arguments = self._generation, loop, self._steps
+            reader = threading.Thread(target=_read, args=arguments, name="ondevice-generation", daemon=True)
+            reader.start()
+            self._loop, self._reader = loop, reader
+        if self._loop is not loop:
+            raise UsageError("this generation began in another event loop: read all its steps in one")
+        step = await self._take()
         if isinstance(step, Step):
             return step
-        self._ended = True
         if step is None:
             raise StopAsyncIteration
         raise step
+
+    async def _take(self) -> Step | BaseException | None:
+        """The next item of the queue; None after its end, for every task that waits."""
+        item = await self._steps.get()
+        if not isinstance(item, Step):
+            self._ended = True
+            self._steps.put_nowait(None)
+        return item
 
     async def __aenter__(self) -> Self:
         return self

@@ -115,6 +115,45 @@ def test_what_goes_wrong_is_raised_where_it_is_awaited(tmp_path):
             model.astream("abc", temperature=-1)
 
 
+def test_tasks_that_share_one_all_end(slow):
+    """Tasks that wait for a step when another one closes it, or reads the last step."""
+
+    async def read(steps):
+        return [step.token_ids async for step in steps]
+
+    async def shared():
+        steps = slow.astream("abc", max_new_tokens=20, drafter="none")
+        found = await asyncio.gather(read(steps), read(steps))
+        closed = slow.astream("abc", max_new_tokens=ENDLESS)
+        tasks = [asyncio.create_task(read(closed)) for _ in range(2)]
+        while not closed.stats.new_tokens:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(closed.aclose(), closed.aclose())
+        await asyncio.gather(*tasks)
+        return sum(map(len, found)), closed.stats.new_tokens
+
+    count, closed = asyncio.run(asyncio.wait_for(shared(), 300))
+    assert count == 20
+    assert closed < ENDLESS
+    assert readers() == []
+
+
+def test_another_event_loop_can_close_it_only(slow):
+    async def begin():
+        steps = slow.astream("abc", max_new_tokens=ENDLESS)
+        await anext(steps)
+        return steps
+
+    async def close(steps):
+        with pytest.raises(UsageError, match="began in another event loop"):
+            await anext(steps)
+        await steps.aclose()
+        return readers(), [step async for step in steps]
+
+    steps = asyncio.run(begin())
+    assert asyncio.run(asyncio.wait_for(close(steps), 300)) == ([], [])
+
+
 def test_a_dropped_one_ends_and_so_does_one_whose_loop_ended(slow):
     async def begin():
         steps = slow.astream("abc", max_new_tokens=ENDLESS)
