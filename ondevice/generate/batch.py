@@ -197,7 +197,8 @@ class Batch:
             The slot; None if `cancelled` returned True before one was free.
 
         Raises:
-            UsageError: all slots belong to unfinished generations of this very thread, which would wait for itself.
+            UsageError: all slots belong to unfinished generations of this very thread, which would wait for itself;
+                this call may come from a callback of one of them.
         """
         turn: WakeupEvent = SimpleQueue()
         try:
@@ -227,11 +228,11 @@ class Batch:
         """Raise UsageError if no slot can become free while this thread waits."""
         own = threading.get_ident()
         slots = self._slots
-        if len(slots) >= self._max_slots and all(slot.paused and slot.thread == own for slot in slots):
+        if len(slots) >= self._max_slots and all(slot.thread == own for slot in slots):
+            have = "a generation that is" if len(slots) == 1 else f"{len(slots)} generations that are"
             raise UsageError(
-                f"this thread has {len(slots)} generations that are not finished, and the model runs "
-                f"{self._max_slots} at a time: finish or close one of them, or load the model with a larger "
-                "max_sequences"
+                f"this thread has {have} not finished, and the model runs {self._max_slots} at a time: finish or close "
+                "one of them, or load the model with a larger max_sequences"
             )
 
     def _leave(self, slot: Slot) -> None:

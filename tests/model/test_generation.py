@@ -120,6 +120,17 @@ def test_one_thread_does_not_wait_for_itself(slow: Model) -> None:
     assert next(slow.stream(PROMPT)).token_ids
 
 
+def test_a_callback_does_not_wait_for_its_own_generation(bundle: Path) -> None:
+    with model_over(ToyEngine(), bundle, max_sequences=1) as model:
+
+        def answer(done: int, total: int) -> None:
+            model.generate(PROMPT, max_new_tokens=1)
+
+        with pytest.raises(UsageError, match="this thread has a generation that is not finished"):
+            model.generate(PROMPT, on_prefill=answer)
+        assert free(model)
+
+
 def test_stats_tell_what_was_cached(model: Model) -> None:
     first = model.generate(ids(100), max_new_tokens=20)
     assert first.stats.cached_tokens == 0
