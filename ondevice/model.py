@@ -117,12 +117,12 @@ def load(
     """
     started = perf_counter()
     if threads is not None:
-        check_whole("threads", threads, 1, max(MAX_THREADS, machine.processors()))
+        threads = check_whole("threads", threads, 1, max(MAX_THREADS, machine.processors()))
     if context_length is not None:
-        check_whole("context_length", context_length, 2)
-    check_whole("max_sequences", max_sequences, 1, MAX_SESSIONS)
-    check_whole("cache_bytes", cache_bytes, 0)
-    check_whole("media_cache_bytes", media_cache_bytes, 0)
+        context_length = check_whole("context_length", context_length, 2)
+    max_sequences = check_whole("max_sequences", max_sequences, 1, MAX_SESSIONS)
+    cache_bytes = check_whole("cache_bytes", cache_bytes, 0)
+    media_cache_bytes = check_whole("media_cache_bytes", media_cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     if drafter is not None and not isinstance(drafter, (str, PathLike)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -219,24 +219,26 @@ class GenerationOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        check_whole("max_new_tokens", self.max_new_tokens, 0)
-        check_whole("copies", self.copies, 0, MAX_SESSIONS)
+        self._set(
+            max_new_tokens=check_whole("max_new_tokens", self.max_new_tokens, 0),
+            copies=check_whole("copies", self.copies, 0, MAX_SESSIONS),
+            top_logprobs=check_whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS),
+        )
         if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
             raise UsageError(
                 f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {shown(self.image_tokens)}"
             )
         if self.num_assistant_tokens is not None:
-            check_whole("num_assistant_tokens", self.num_assistant_tokens)
+            self._set(num_assistant_tokens=check_whole("num_assistant_tokens", self.num_assistant_tokens))
         for name in ("logprobs", "prompt_logprobs", "ignore_eos", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {shown(getattr(self, name))}")
-        top = self.top_logprobs
-        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {shown(top)}")
-        if self.stop is not None and not isinstance(self.stop, Iterable):
-            raise UsageError(f"stop must be a string or a list of strings, not {shown(self.stop)}")
+        if self.stop is not None and not isinstance(self.stop, str):
+            if not isinstance(self.stop, Iterable):
+                raise UsageError(f"stop must be a string or a list of strings, not {shown(self.stop)}")
+            self._set(stop=tuple(self.stop))
         if isinstance(self.drafter, PathLike):
-            object.__setattr__(self, "drafter", fspath(self.drafter))
+            self._set(drafter=fspath(self.drafter))
         named = isinstance(self.drafter, str) or self.drafter is None
         if not named and not _has_attributes(self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"):
             _check_choice("drafter", self.drafter, registry.names())
@@ -250,9 +252,13 @@ class GenerationOptions:
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens has no effect with the drafter none: leave one of them out")
         chat = ChatOptions(self.tools, self.thinking, self.template_options, self.continue_final)
-        object.__setattr__(self, "chat", chat)
-        object.__setattr__(self, "answer", answer_grammar(self.response_format))
-        object.__setattr__(self, "choice", ToolChoice.of(self.tool_choice, self.tools))
+        answer = answer_grammar(self.response_format)
+        self._set(chat=chat, answer=answer, choice=ToolChoice.of(self.tool_choice, self.tools))
+
+    def _set(self, **checked: object) -> None:
+        """Set fields of this frozen object, which only `__post_init__` does."""
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def wanted_logprobs(self) -> Logprobs | None:
@@ -282,11 +288,16 @@ class GenerationOptions:
         )
 
 
-def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    """Raise UsageError unless an option is a whole number from `least` to `most`; None sets no upper limit."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} must be a whole number {limits}, not {shown(value)}")
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """An option as an int, also of numpy's types. Raises UsageError unless it is a whole number from `least` to `most`;
+    None sets no upper limit.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if number >= least and (most is None or number <= most):
+            return number
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise UsageError(f"{name} must be a whole number {limits}, not {shown(value)}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -161,7 +161,7 @@ def encode_prompt(
         PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
         ContextOverflowError: the prompt has more than `most_tokens`.
     """
-    if isinstance(prompt, TokenArray):
+    if isinstance(prompt, TokenArray) and not isinstance(prompt, str):  # numpy's strings have an array's methods
         prompt = _ids_of_array(prompt)
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
@@ -200,7 +200,9 @@ def _ids_of_array(prompt: TokenArray) -> list[int]:
 
 
 def _is_token_ids(prompt: str | Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
-    return not isinstance(prompt, str) and all(hasattr(item, "__index__") for item in prompt)
+    return not isinstance(prompt, str) and all(
+        hasattr(item, "__index__") and not isinstance(item, bool) for item in prompt
+    )
 
 
 def _not_empty(ids: list[int], obstacle: str) -> list[int]:

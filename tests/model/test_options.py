@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ondevice
-from ondevice.errors import BundleCorruptError, BundleNotFoundError, UsageError
+from ondevice.errors import BundleCorruptError, BundleNotFoundError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
 from tests.fixtures.model_made import load_toy, write_bundle
 
@@ -120,6 +121,18 @@ def test_none_leaves_out_what_can_be_left_out(tmp_path: Path) -> None:
     with load_toy(write_bundle(tmp_path)) as model:
         expected = model.generate("abc", max_new_tokens=5).token_ids
         assert model.generate("abc", max_new_tokens=5, **options).token_ids == expected
+
+
+def test_numbers_and_strings_may_be_numpy_s(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"max_new_tokens": 5, "top_k": 3, "top_logprobs": 2, "num_assistant_tokens": 2, "seed": 1}
+    ours: dict[str, Any] = {name: np.int64(value) for name, value in plain.items()}
+    ours |= {"temperature": np.float32(1.0), "stop": np.array(["x", "y"])}
+    with load_toy(write_bundle(tmp_path)) as model:
+        found = model.generate(np.str_("abc"), **ours)
+        expected = model.generate("abc", temperature=1.0, stop=["x", "y"], **plain)
+        assert (found.text, found.logprobs) == (expected.text, expected.logprobs)
+        with pytest.raises(PromptError, match="token ids, nothing else"):
+            model.generate([True, False])
 
 
 def test_a_processor_in_transformers_order_is_an_error_and_not_another_text(tmp_path: Path) -> None:
