@@ -141,11 +141,16 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+_OF_LIBRARIES = ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError
+
+
 def pass_on(error: BaseException) -> None:
-    """Raise an error that is not a library's, such as Ctrl-C. The panics of libraries written in Rust are no
-    `Exception` either, and are not raised.
+    """Raise an error that is not a library's, such as Ctrl-C, or the exception with which an application's signal
+    handler ends work that takes too long. Libraries written in Rust raise `Exception` itself, or a few kinds of it;
+    their panics are no `Exception`, and are not raised either.
     """
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+    made_by_library = type(error) is Exception or isinstance(error, _OF_LIBRARIES)
+    if not made_by_library and type(error).__name__ != "PanicException":
         raise error
 
 

@@ -138,3 +138,19 @@ def test_a_panic_in_decoding_is_an_error(tmp_path):
     tokenizer = Tokenizer.from_file(altered(tmp_path / "tokenizer.json", decoder=decoder), BOS)
     with pytest.raises(BundleCorruptError, match="the tokenizer cannot decode this"):
         tokenizer.decode(tokenizer.encode("aab"))
+
+
+class TooLateError(Exception):
+    """Raised by an application's signal handler."""
+
+
+@pytest.mark.parametrize("raised", [TooLateError, TimeoutError, KeyboardInterrupt])
+def test_what_a_signal_handler_raises_is_no_error_of_the_library(raised, monkeypatch):
+    class Backend:
+        def decode(self, *_, **__):
+            raise raised
+
+    tokenizer = gemma_like()
+    monkeypatch.setattr(tokenizer, "_backend", Backend())
+    with pytest.raises(raised):
+        tokenizer.decode([5])
