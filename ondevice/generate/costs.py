@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -529,6 +530,8 @@ class CostsFile:
 
     def write(self, known: KnownCosts) -> bool:
         """Replace the file, unless it was written less than MIN_WRITE_INTERVAL_S ago; whether it was replaced."""
+        if sys.is_finalizing():  # a generation that was left open ends with the interpreter, which has no `open` then
+            return False
         if self._written is not None and monotonic() - self._written < MIN_WRITE_INTERVAL_S:
             return False
         self._written = monotonic()  # before writing: an unwritable file is not tried after every generation either

@@ -1,6 +1,8 @@
 """`Model.astream`: what `Model.stream` gives, awaited."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
@@ -164,3 +166,17 @@ def test_a_dropped_one_ends_and_so_does_one_whose_loop_ended(slow):
     del steps
     asyncio.run(begin())
     assert readers() == []
+
+
+def test_one_that_is_open_when_the_interpreter_exits_ends_in_silence(reference_bundle):
+    script = f"""
+import asyncio, ondevice
+model = ondevice.load({str(reference_bundle)!r}, threads=2)
+async def begin():
+    global steps
+    steps = model.astream("def f(", max_new_tokens={ENDLESS}, ignore_eos=True)
+    await anext(steps)
+asyncio.run(begin())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert (run.stdout, run.stderr) == ("", "")
