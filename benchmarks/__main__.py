@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 
 FOLDER = Path(__file__).parent
 ROOMS = ("speed", "drafts", "memory", "quality", "bundles", "publish", "peers")
@@ -103,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

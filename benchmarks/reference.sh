@@ -11,12 +11,12 @@ measure() {
     "$@" >"$out/$name.txt" 2>"$out/$name.err" || echo "$name failed: see $out/$name.err" >&2
 }
 
-measure scenarios "$bin/ondevice" bench $bundle --scenarios
-humaneval=("$bin/ondevice" bench $bundle --prompts "$prompts" --max-new-tokens 128)
+measure scenarios "$bin/ondevice" bench $bundle --scenarios --wide
+humaneval=("$bin/ondevice" bench $bundle --drafts --wide --prompts "$prompts" --max-new-tokens 128)
 measure humaneval-greedy "${humaneval[@]}" --limit 40 --temperature 0
 measure humaneval-sampled "${humaneval[@]}" --limit 40 --temperature 0.8
 measure humaneval-ort "${humaneval[@]}" --limit 20 --temperature 0 --engine ort --lengths 2,4,auto
-measure draft-model "$bin/ondevice" bench $bundle --drafters mtp,bundles/draft-model --lengths 2,4,auto --temperature 1
+measure draft-model "$bin/ondevice" bench $bundle --drafts --wide --drafters mtp,bundles/draft-model --lengths 2,4,auto --temperature 1
 measure coupling "$bin/python" -m benchmarks.drafts.coupling $bundle
 measure heads "$bin/python" -m benchmarks.drafts.heads $bundle --nodes 8 16 --tokens 300
 measure grammar "$bin/python" -m benchmarks.speed.grammar $bundle --pair $bundle

@@ -37,7 +37,7 @@ from benchmarks.bundles.gemma4 import E2B_VISION, TARGETS
 from benchmarks.bundles.random_checkpoints import noise
 from benchmarks.bundles.shape import target_model
 from benchmarks.bundles.widened import SIZES, widened
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.decoder import Layer
 from ondevice.bundle_format.model_config import DrafterEntry, Target
@@ -374,4 +374,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

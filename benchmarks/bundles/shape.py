@@ -21,7 +21,7 @@ from typing import Any, cast
 from benchmarks.bundles import gemma4
 from benchmarks.bundles.gemma4 import E2B_AUDIO, E2B_VISION, TARGETS, drafter_fields, target_fields
 from benchmarks.bundles.random_checkpoints import QUANTIZATION, MobileCheckpoint, RandomCheckpoint, RandomTower
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
@@ -180,4 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

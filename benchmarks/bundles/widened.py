@@ -45,7 +45,7 @@ import numpy.typing as npt
 from benchmarks.bundles.gemma4 import DRAFTER, TARGET, Fields
 from benchmarks.bundles.random_checkpoints import FloatArray, RandomCheckpoint
 from benchmarks.bundles.shape import described_target
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice.bundle_format.decoder import Decoder, Layer
@@ -591,4 +591,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

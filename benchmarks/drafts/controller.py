@@ -8,7 +8,6 @@ to the cost of a draft. The text repeats itself in part, so that every drafter h
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -16,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import DraftStep, Outputs, Rows
@@ -30,6 +29,7 @@ from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling.sampler import Sampler
 from ondevice.generate.stats import Round
 
+WARM_UP = 100  # rounds at first that are not counted
 VOCAB, HIDDEN = 256, 192
 FORWARD_S, ROW_S, STEP_S = 0.05, 0.001, 0.001
 """Seconds that the fake forward, one more row and a draft step report: those of E2B."""
@@ -142,13 +142,15 @@ def microseconds_per_round(drafters: Sequence[Drafter], right: float, rounds: in
             break
         controller.claiming_s = 0.0
         started = perf_counter()
-    return 1e6 * median(times[100:])
+    return 1e6 * median(times[WARM_UP:])
 
 
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=600, metavar="N", help="per cell (default: 600)")
-    rounds = parser.parse_args().rounds
+    rounds: int = parser.parse_args().rounds
+    if rounds < WARM_UP:
+        parser.error(f"--rounds must be at least {WARM_UP}: the first ones are not counted")
     cells = []
     for name, make in MAKERS.items():
         line = [name]
@@ -162,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

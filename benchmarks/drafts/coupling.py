@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice import Model, Stats, load
 from ondevice.cli.bench.tables import table
 from ondevice.generate.drafters.mtp import MtpDrafter
@@ -64,7 +64,8 @@ ACCEPTANCE = ("1 taken", "2", "3", "4", "tokens per round")
 
 def acceptance_cells(stats: Stats) -> list[str]:
     """Shares of rounds in which a token at depth 1 to 4 of the draft was accepted, and tokens per round."""
-    rounds, taken = stats.num_drafts_per_pos[0], [*stats.num_accepted_tokens_per_pos, 0, 0, 0][:4]
+    rounds = next(iter(stats.num_drafts_per_pos), 1)  # none where the schedule never drafted
+    taken = [*stats.num_accepted_tokens_per_pos, 0, 0, 0, 0][:4]
     return [*(f"{each / rounds:.3f}" for each in taken), f"{stats.new_tokens / stats.target_forwards:.2f}"]
 
 
@@ -98,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.drafts.coupling import ACCEPTANCE, acceptance_cells, measure
 from benchmarks.forwards import forward, read, timed
 from ondevice import load
@@ -98,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

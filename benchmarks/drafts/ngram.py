@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ondevice
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Outputs
 from ondevice.generate.drafters.ngram import NgramDrafter, SuffixAutomaton
@@ -105,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

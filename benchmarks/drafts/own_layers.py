@@ -17,7 +17,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.drafts.speculation import AUTO, Bench
 from benchmarks.forwards import read
 from ondevice.arrays import Float32Array
@@ -191,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

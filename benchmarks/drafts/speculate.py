@@ -11,7 +11,6 @@ errors. So the table is valid for any weights of this shape, and says nothing ab
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -20,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.drafts.speculation import AUTO, TREES, Bench, Block, DraftStepCost, measure_draft_step
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -183,4 +182,4 @@ def _share(word: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -28,7 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.bundles.gemma4 import TARGETS, target_fields
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from models.published import NotFetchedError, fetch
 from ondevice import machine
 from ondevice.bundle_format.tensor_table import Shapes
@@ -160,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.bundles.gemma4 import AUDIO, E2B_AUDIO, E2B_VISION, TARGETS, VISION, read_shapes
+from benchmarks.command import command_line, run_command
 from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.bundle_format.vision import vision_shapes
@@ -124,5 +125,10 @@ def towers_report() -> str:
     return table(["model", *titles], rows, left={"model"})
 
 
-if __name__ == "__main__":
+def main() -> None:
+    command_line(__doc__).parse_args()
     print(f"{report()}\n\n{towers_report()}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples/desktop/headless.py"
 
@@ -115,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -26,7 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.memory.watch import Memory, MemoryWatch
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -143,4 +143,4 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -130,8 +131,10 @@ class LlamaProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            if find_spec("xllamacpp") is None:
+                raise SystemExit("llama.cpp is run by the package xllamacpp: pip install xllamacpp")
             command = " ".join(self._command)
-            raise SystemExit(f"{command} ended: is xllamacpp installed, and can llama.cpp read its files?")
+            raise SystemExit(f"{command} ended: can llama.cpp read its files?")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

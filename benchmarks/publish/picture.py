@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from benchmarks.command import command_line, run_command
 from benchmarks.publish.pages import FORWARDS, PICTURE, REAL_TEXT, TRAINED, all_results, read_interval, read_tables
 
 ENGINES = {"llama.cpp": "llama.cpp", "ort": "ONNX Runtime", "openvino": "OpenVINO", "simd": "ondevice"}
@@ -190,6 +191,11 @@ def draw(results: str) -> str:
     return "\n".join([head, f"<style>\n{STYLE}\n</style>", *marks, "</svg>\n"])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    command_line(__doc__).parse_args()
     PICTURE.write_text(draw(all_results()), "utf-8")
     print(PICTURE)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.publish import pages
 from benchmarks.publish.pages import FIRST_QUALITY, ROUNDING, fill
 from benchmarks.publish.picture import STYLE, Panel, text
@@ -173,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

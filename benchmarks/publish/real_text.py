@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.drafts.real_text import HUMAN_EVAL
 from benchmarks.drafts.real_text_tables import DRAFT_MODEL, LLAMA, TEMPERATURES, Record, merge, report
 from benchmarks.publish import pages
@@ -252,4 +252,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -28,7 +28,7 @@ from fcntl import ioctl
 from html import escape
 from pathlib import Path
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "recording.svg"
@@ -297,7 +297,9 @@ def main() -> None:
     arguments, options = _arguments()
     program = shutil.which("ondevice", path=str(Path(sys.executable).parent)) or "ondevice"
     bundle = arguments.bundle.absolute()
-    subprocess.run([program, "prepare", str(bundle)], check=True)  # so that neither run reports on it
+    prepared = subprocess.run([program, "prepare", str(bundle)], check=False)  # so that neither run reports on it
+    if prepared.returncode:  # it has said why
+        raise SystemExit(prepared.returncode)
     panes = []
     for title, added in (("without drafts", WITHOUT), ("with drafts, then compared with plain decoding", WITH)):
         extra = options if added is WITH else []
@@ -323,4 +325,4 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward, read
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
@@ -264,6 +264,8 @@ def main() -> None:
         raise SystemExit("this bundle has no tokenizer")
     tokenizer, length = Tokenizer.from_file(path, bundle.manifest.first_token_id), bundle.manifest.target.context_length
     texts = read_texts(arguments.text, tokenizer, min(length, LONGEST), arguments.sequences)
+    if not texts:
+        raise SystemExit(f"no text has {min(length, LONGEST)} tokens")
     print(compare(bundle, texts, arguments.threads))
     if bundle.manifest.drafter is not None:
         print(f"\n{compare_drafts(bundle, texts, arguments.threads)}")
@@ -272,4 +274,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 import ondevice
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.peers.llama_programs import decoding_speed, run_program
 from ondevice import Model
 from ondevice.bundle import Bundle
@@ -349,4 +349,4 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

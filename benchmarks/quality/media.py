@@ -23,7 +23,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from benchmarks.bundles.shape import target_model, with_towers
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward
 from benchmarks.speed.media import picture
 from ondevice.bundle import Bundle
@@ -123,9 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", type=int, default=4)
     add_threads(parser)
     chosen = parser.parse_args(arguments)
+    bundle = Bundle.open(chosen.directory)
+    if bundle.manifest.vision is None:
+        raise SystemExit(f"{chosen.directory} has no vision tower: benchmarks.speed.media writes a bundle with one")
     with tempfile.TemporaryDirectory() as directory:
         exact = write_float32(Path(directory))
-        found = compared(Bundle.open(chosen.directory), exact, chosen.tokens, chosen.pictures, chosen.threads)
+        found = compared(bundle, exact, chosen.tokens, chosen.pictures, chosen.threads)
     lines = [
         [
             name,
@@ -142,4 +145,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 
 import ondevice
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
@@ -82,4 +82,4 @@ def _errors(source: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.speed.tile_code import ROWS, tile_code
 from ondevice.bundle_format.weight_format import IN_GROUPS, INT4
 from ondevice.cli.bench.tables import table
@@ -81,4 +81,4 @@ def seconds(board: Board, weights: int, block_cycles: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

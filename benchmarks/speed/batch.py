@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.peers.llama_programs import add_batched_bench, batched_benches
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.engines.choice import EngineName
@@ -213,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.peers.llama_programs import BatchedBench, add_batched_bench, batched_benches
 from ondevice import machine
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -236,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

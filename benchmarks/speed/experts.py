@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bundles.shape import write_bundle
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward, read
 from benchmarks.memory.footprint import footprint
 from benchmarks.peers.llama_programs import add_llama_bench, llama_bench
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

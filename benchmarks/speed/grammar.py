@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import ondevice
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from benchmarks.forwards import read, timed
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.cli.bench.tables import table
@@ -195,4 +195,4 @@ def measure_drafts(model: Model) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line, machine_lines
+from benchmarks.command import add_threads, command_line, machine_lines, run_command
 from benchmarks.forwards import forward, read, timed
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from benchmarks.speed.busy import AllThreads
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -33,7 +33,7 @@ import PIL.Image
 from onnx import helper, numpy_helper
 
 from benchmarks.bundles.shape import E2B, write_bundle
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import timed
 from benchmarks.memory.watch import Memory
 from benchmarks.peers.llama_programs import LlamaMtmd, add_llama_mtmd, version
@@ -316,6 +316,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not chosen.directory.exists():
         write_bundle(E2B, chosen.directory, towers=True)
     bundle = Bundle.open(chosen.directory)
+    if bundle.manifest.vision is None:
+        raise SystemExit(
+            f"{chosen.directory} has no vision tower: name a directory that does not exist for a new bundle"
+        )
     if chosen.llama_mtmd_cli is not None:
         report_compared(bundle, chosen)
         return
@@ -357,4 +361,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

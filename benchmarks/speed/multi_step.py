@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from benchmarks.command import command_line, machine_lines
+from benchmarks.command import command_line, machine_lines, run_command
 from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.generate import loop
@@ -159,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward, timed
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import WeightFormat
@@ -93,4 +93,4 @@ def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -23,7 +23,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 import ondevice
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import read
 from benchmarks.memory.start import start
 from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess, Speculation
@@ -205,4 +205,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line
+from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import Forwarder, forward, read
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from ondevice import machine
@@ -232,4 +232,4 @@ def footer(facts: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice import machine
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.generate.request import SamplingOptions
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -20,7 +20,7 @@ from unittest import mock
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, run_command
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.cli.bench.tables import table
 from ondevice.engines.simd.kernels.contract.instruction_sets import INSTRUCTION_SETS
@@ -133,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.bundles.gemma4 import TARGETS
 from benchmarks.bundles.shape import target_model
+from benchmarks.command import INTERRUPTED, run_command
 from benchmarks.drafts import controller
 from benchmarks.memory import footprint
 from benchmarks.memory.start import start
@@ -26,6 +27,8 @@ from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline
+from ondevice.errors import UsageError
+from tests.conftest import ROOT
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
 
@@ -174,3 +177,31 @@ def test_a_start_has_caches_of_its_own(tmp_path: Path) -> None:
 def test_llama_cpp_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="No such file or directory: give the path of llama-bench"):
         LlamaBench(tmp_path / "absent" / "llama-bench", Path("model.gguf"), threads=2)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (UsageError("no such\nbundle"), "no such bundle", ""),
+        (FileNotFoundError(2, "No such file or directory", "found.json"), "found.json: no such file or directory", ""),
+        (ModuleNotFoundError("no openvino", name="openvino"), "needs the package openvino: pip install openvino", ""),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+    ],
+)
+def test_a_command_ends_with_one_line(
+    raised: BaseException, code: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise raised
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == (f"this {code}" if isinstance(raised, ModuleNotFoundError) else code)
+    assert capsys.readouterr().err == said
+
+
+def test_every_command_ends_so() -> None:
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        source = path.read_text("utf-8")
+        if '__name__ == "__main__"' in source and path.parent.name != "peers":
+            assert source.endswith('if __name__ == "__main__":\n    run_command(main)\n'), path
