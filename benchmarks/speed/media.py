@@ -317,9 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_bundle(E2B, chosen.directory, towers=True)
     bundle = Bundle.open(chosen.directory)
     if bundle.manifest.vision is None:
-        raise SystemExit(
-            f"{chosen.directory} has no vision tower: name a new directory for a bundle with one"
-        )
+        raise SystemExit(f"{chosen.directory} has no vision tower: name a new directory for a bundle with one")
     if chosen.llama_mtmd_cli is not None:
         report_compared(bundle, chosen)
         return
