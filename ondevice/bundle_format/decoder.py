@@ -203,6 +203,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)
             check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)
+    turned = {layer.attention.rotary for layer in decoder.layers}  # the size of any other rotary embedding is unchecked
+    require(turned.issuperset(range(len(decoder.rotary))), f"no layer of {name} has some of its rotary embeddings")
 
 
 def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:

@@ -351,6 +351,7 @@ MALFORMED = {
     "frequencies that are endless": lambda data: data["target"]["rotary"][1].__setitem__(0, float("inf")),
     "frequencies that are no numbers": lambda data: data["target"]["rotary"][1].__setitem__(0, float("nan")),
     "rotary embeddings that do not exist": in_attention(0, rotary=2),
+    "a rotary embedding of no layer": lambda data: data["target"]["rotary"].append([1.0]),
     "a head that is neither": lambda data: data["target"].update(tied=1),
     "per-layer embeddings that no layer reads": lambda data: data["target"].update(
         per_layer={"width": 32, "vocab_size": 256, "context_factor": 0.1, "table_factor": 4.0, "factor": 0.7}
