@@ -199,7 +199,7 @@ class KVCache:
         Raises:
             ValueError: no sequence of `length` tokens has rows from `base` on.
         """
-        if not self._first(max(0, length - MARGIN)) <= base <= self._first(length):
+        if base % self._views.align or not self._first(max(0, length - MARGIN)) <= base <= self._first(length):
             raise ValueError(f"rows from {base} on do not fit a sequence of {length} tokens")
         return HeldRows(base, length, self._zeros(length - base))
 

@@ -111,6 +111,11 @@ def test_rows_of_a_file_must_be_those_that_a_sequence_needs() -> None:
             sliding.blank(base, 5000)
     with pytest.raises(ValueError, match="do not fit"):
         full.blank(1, 100)
+    in_units = filled(WINDOW, 5000, Views(align=32, step=32))
+    first = (5000 - WINDOW) // 32 * 32
+    assert in_units.blank(first, 5000).base == first
+    with pytest.raises(ValueError, match="do not fit"):  # a unit begins there
+        in_units.blank(first - 1, 5000)
 
 
 def test_a_path_is_moved_together() -> None:
