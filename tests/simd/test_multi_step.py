@@ -231,6 +231,28 @@ def test_drafts(pair: tuple[SimdEngine, SimdEngine], length: int, name: str) -> 
     np.testing.assert_array_equal(one, two)
 
 
+def test_a_drafter_that_has_not_all_rotary_embeddings(bundles: dict[str, Bundle]) -> None:
+    """Its row of cosines is shorter than the target's. The first layer gets a copy of its rotary embedding."""
+    bundle = bundles["e2b"]
+    target = bundle.manifest.target
+    (first, *blocks), own = target.layers[0].blocks, target.layers[0].attention
+    assert own.rotary is not None
+    attention = replace(first, body=replace(own, rotary=len(target.rotary)))
+    layers = (replace(target.layers[0], blocks=(attention, *blocks)), *target.layers[1:])
+    target = replace(target, layers=layers, rotary=(*target.rotary, target.rotary[own.rotary]))
+    engine = SimdEngine(replace(bundle, manifest=replace(bundle.manifest, target=target)), 1)
+    alone, together = engine.open_session(), engine.open_session()
+    for session in (alone, together):
+        extend(session, [1, 2, 3])
+    sampler, hidden, context = Sampler(OPTIONS["hot"]), np.zeros(target.hidden_size, np.float32), [1, 2, 3, 4]
+    outputs = drafted_rounds(together, context, hidden, MAX_ROUNDS, (1, 1), sampler)
+    assert outputs.verdicts == round_by_round(alone, context, hidden, MAX_ROUNDS, (1, 1), sampler)
+    assert together.drafts is not None
+    assert alone.drafts is not None
+    np.testing.assert_array_equal(together.drafts.logits, alone.drafts.logits)  # of the last step
+    engine.close()
+
+
 def test_a_draft_ends_with_the_reply(engine: SimdEngine) -> None:
     """The first token that is chosen ends the reply: no row of the chain is accepted, and no round follows."""
     sampler = Sampler(SamplingOptions(temperature=0.0))

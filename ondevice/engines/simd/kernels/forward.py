@@ -335,14 +335,13 @@ def chosen_after(state: np.ndarray, row: int, depth: int) -> Any:
 
 @kernel
 def move(state: np.ndarray, draft_state: np.ndarray, rows: int) -> None:
-    """Move the addresses of tokens, cosines and sines by so many rows."""
+    """Move the addresses of tokens, cosines and sines by so many rows. The drafter has rotary embeddings of its own."""
     state[slots.TOKENS] += 8 * rows
-    step = state[slots.ROTARY_STRIDE] * rows
-    table = slots.ROTARY if state[slots.DRAFTS] else slots.COSINES
-    for kind in range(2):
-        state[table + kind] += step
+    first = slots.ROTARY if state[slots.DRAFTS] else slots.COSINES
+    for table in range(2):
+        state[first + table] += state[slots.ROTARY_STRIDE] * rows
         if state[slots.DRAFTS]:
-            draft_state[slots.COSINES + kind] += step
+            draft_state[slots.COSINES + table] += draft_state[slots.ROTARY_STRIDE] * rows
 
 
 @kernel
