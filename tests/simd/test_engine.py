@@ -16,7 +16,8 @@ from ondevice import Model
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import AS_TRAINED
 from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.protocol import AttentionType, KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import UsageError
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
@@ -162,3 +163,13 @@ def test_a_draft_of_an_unknown_token(session: SimdSession) -> None:
 def test_an_impossible_context(bundle: Bundle, context: int) -> None:
     with pytest.raises(UsageError, match="context"):
         SimdEngine(bundle, threads=1, context_length=context)
+
+
+@pytest.mark.parametrize("mode", ["lookup", "nomad"])
+def test_lookups_by_more_heads_of_a_kv_head_than_are_computed_together(
+    tiny: Path, mode: AttentionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 72 query heads and one KV head, kernels wrote beyond their working memory."""
+    monkeypatch.setattr("ondevice.engines.simd.plan.layer.MAX_PAIRS", 1)
+    with pytest.raises(UsageError, match=r"takes 1 heads of a KV head, not \d+: use --attention exact"):
+        SimdEngine(Bundle.open(tiny), 1, lookup=LookupSettings(mode))

@@ -21,6 +21,7 @@ from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.kernels.contract.attention_memory import MAX_PAIRS
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.contract.matrices import BLOCK, PAIRED_BYTES, TILE
 from ondevice.engines.simd.kernels.contract.steps import Attend, Choose, Head, LookUp, Mix, Residual, Score, Spread
@@ -28,6 +29,7 @@ from ondevice.engines.simd.model import DecoderLayer, DrafterModel, Experts, Tar
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
 from ondevice.engines.simd.tensor_files import Matrix
+from ondevice.errors import UsageError
 
 KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 """Kind of attention -> its number in steps and slots."""
@@ -244,7 +246,14 @@ class LayerPlanner:
         """Add lookup attention: a step that chooses positions and one that attends to them.
 
         In the mode "nomad" it is a single step, which uses the looked-up scores themselves.
+
+        Raises:
+            UsageError: more query heads share a KV head than are computed together.
         """
+        if (group := attend.query_heads // attend.kv_heads) > MAX_PAIRS:
+            raise UsageError(
+                f"lookup attention takes {MAX_PAIRS} heads of a KV head, not {group}: use --attention exact"
+            )
         width, window, begin, most = settings.width, settings.window, settings.begin, settings.most_units
         codes = 2 * len(self._caches) + attend.cache  # the codes' addresses follow those of all caches
         if settings.mode == "nomad":
