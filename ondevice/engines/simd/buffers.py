@@ -173,7 +173,7 @@ class LookupScratch:
     turn.
 
     Attributes:
-        work, work_bytes: see `slots.LOOK_UP`.
+        work, work_bytes: see `slots.LOOKUP_SCRATCH`.
         shares, shares_bytes: see `slots.SHARES`.
     """
 

@@ -1,6 +1,6 @@
 """Steps of a layer's experts: score them, choose some for each row, group the rows by expert, sum their outputs.
 
-The matrices of the chosen experts are multiplied by the steps of `projections`, with groups of rows. Rows are sorted by
+The matrices of the chosen experts are multiplied by the steps of `project`, with groups of rows. Rows are sorted by
 expert, so that an expert's weights are read once for all rows that chose it. A row's choice, its weights and the order
 of its sum depend on the row only.
 """

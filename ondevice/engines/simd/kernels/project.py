@@ -260,7 +260,7 @@ def gated(
 
 @kernel
 def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, stride: int) -> None:
-    """out[r, n] = row n of one tile . row r of the activations, for 1..MAX_ROWS rows.
+    """out[r, n] = row n of one tile . row r of the activations, for 1..MAX_GROUP_ROWS rows.
 
     Args:
         matrix: the matrix.
@@ -311,7 +311,7 @@ def scale_bytes(product: int, blocks: int) -> Any:
 def product_of_rows(
     builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
 ) -> None:
-    """The product of a kind for 1..MAX_ROWS rows: a switch over the number at run time."""
+    """The product of a kind for 1..MAX_GROUP_ROWS rows: a switch over the number at run time."""
     layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
     if layout == GROUPS:  # without the decorator: the functions that emit code
         emit = partial(inspect.unwrap(tile_product), builder, kind)

@@ -61,7 +61,7 @@ class Pairs(NamedTuple):
     first_row : index of the sequence's first row in the row set
     group : number of query heads that share the KV head
     first : number of the first pair
-    size : number of pairs, 1..PAIRS
+    size : number of pairs, 1..MAX_PAIRS where they are computed
     """
 
     sequence: Sequence
@@ -120,7 +120,7 @@ def source_row(state: np.ndarray, row_set: int, row: int) -> Any:
 
 @kernel
 def score_row(scratch: Scratch, pair: int) -> Any:
-    """Address of the scores of pair `pair` of a tile, float32[BLOCK]."""
+    """Address of the scores of pair `pair` of a tile, float32[SCORE_BLOCK]."""
     return scratch.scores + pair * SCORE_BYTES
 
 
