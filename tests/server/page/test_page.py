@@ -510,7 +510,7 @@ def test_errors_are_shown(open_page, serve_toy):
         page = open_page(served)
         send(page, "abc" * 50)
         wait_for_end(page)
-        expect(page.locator(".failure")).to_contain_text("shorten the prompt")
+        expect(page.locator(".failure")).to_contain_text("shorten it by")
 
 
 def test_a_key_is_asked_for(open_page, serve_toy):
