@@ -1,10 +1,15 @@
 /* Requests to the server: the API key, a server that is gone or still loads, streams of server-sent events. */
 
+import { storage } from "./store.js";
+
 const RETRY_MS = 1000; // between questions whether the server is back
+const AGAIN_MS = 200; // before a request to a server that is back
 const SILENCE_MS = 45_000; // the server sends something every 15 s: a connection that is silent for longer is dead
+const PROXY = [502, 503, 504];
 const GONE = "The server does not answer. This page joins it again by itself.";
 
-let key = sessionStorage.getItem("key") ?? "";
+const session = storage("sessionStorage");
+let key = session.getItem("key") ?? "";
 let returning = null; // promise of a server that is back
 let report = () => null;
 
@@ -23,7 +28,11 @@ export function onTrouble(listener) {
   report = listener;
 }
 
-const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+/* A header has ASCII only: of a key with other characters, which no server has, the browser would send nothing. */
+const headers = () => ({
+  "Content-Type": "application/json",
+  ...(key && { Authorization: `Bearer ${key.replace(/[^ -~]/g, "?")}` }),
+});
 
 /* Send a request. Waits for a server that is gone, and for the user's API key where it is missing or wrong. Throws a
 Refusal, or an AbortError. */
@@ -34,7 +43,7 @@ export async function ask(path, options = {}) {
     options.signal?.throwIfAborted();
     if (answer?.ok) return answer;
     const error = await errorOf(answer);
-    if (!error || error.stage) await orAborted(untilBack(), options.signal);
+    if (!error || error.stage) await orAborted(untilBack().then(() => pause(AGAIN_MS)), options.signal);
     else if (answer.status === 401) await orAborted(newKey(sent), options.signal);
     else throw new Refusal(answer.status, error.message);
   }
@@ -45,9 +54,11 @@ export function tell(path, method) {
   return fetch(path, { method, headers: headers(), keepalive: true }).catch(() => null);
 }
 
+/* What the server says; null where it does not answer, and a proxy before it may say so in its own words. */
 async function errorOf(answer) {
   if (!answer) return null;
   const { error } = await answer.json().catch(() => ({}));
+  if (!error && PROXY.includes(answer.status)) return null;
   return error ?? { message: `The server answered with status ${answer.status}.` };
 }
 
@@ -89,7 +100,11 @@ function newKey(sent) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       key = document.getElementById("key").value;
-      sessionStorage.setItem("key", key);
+      try {
+        session.setItem("key", key);
+      } catch {
+        // it is asked for again after a reload
+      }
       resolve();
     }, { once: true });
   });

@@ -166,8 +166,14 @@ export function showButtons() {
   $("record").hidden = !(audio && navigator.mediaDevices);
 }
 
+/* Whether a key belongs to an input method, which makes characters of several keys. Safari ends the composition before its Enter,
+which has the code 229 then. */
+export function isComposing(event) {
+  return event.isComposing || event.keyCode === 229;
+}
+
 export function submitOnEnter(event, form) {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
   event.preventDefault();
   form.requestSubmit();
 }

@@ -27,17 +27,21 @@ export function newConversation() {
   return { id: newId(), title: "", changed: Date.now(), messages: [], chosen: {} };
 }
 
-/* A conversation from a file or an earlier version of this page, whose messages may be a plain list. */
+/* A conversation from a file or an earlier version of this page, whose messages may be a plain list. A message that does not come
+behind its parent is left out: the way from message to message could have no end. */
 export function readConversation(found) {
   if (!Array.isArray(found?.messages)) return null;
-  let parent = "";
-  const messages = found.messages.filter(({ role, content }) => role && typeof content === "string").map((message, index) => {
-    const made = { ...message, id: message.id ?? `m${index}`, parent: message.parent ?? parent };
-    parent = made.id;
-    return made;
+  let last = "";
+  const known = new Set([""]);
+  const messages = found.messages.flatMap((message, index) => {
+    const { role, content, id = `m${index}`, parent = last, files } = message ?? {};
+    if (!role || typeof content !== "string" || known.has(id) || !known.has(parent)) return [];
+    known.add(id);
+    last = id;
+    return [{ ...message, id, parent, ...(files && { files: [files].flat() }) }];
   });
-  const { id = newId(), title = "", changed = Date.now(), chosen = {} } = found;
-  return { id, title, changed, messages, chosen };
+  const { id = newId(), title, changed = Date.now(), chosen } = found;
+  return { id, title: String(title ?? ""), changed, messages, chosen: { ...chosen } };
 }
 
 /* A message and all versions of it, the oldest first. */

@@ -170,6 +170,7 @@ function send(text, files) {
 /* Keys and events. */
 
 document.addEventListener("keydown", (event) => {
+  if (!event.key || composer.isComposing(event)) return; // a browser that fills in a field sends events without a key
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     stop();
     if (sidebar.narrow.matches) sidebar.showSide(false);
@@ -195,12 +196,15 @@ $("new").addEventListener("click", () => go(""));
 addEventListener("hashchange", () => open(addressed()));
 
 $("models").addEventListener("change", async ({ target }) => {
-  say(`Loading ${target.value}`);
+  const { value } = target;
+  say(`Loading ${value}`);
+  store.saveSettings({ model: value }); // before it is loaded: a server that is started meanwhile is asked for it again
   try {
-    await settings.choose(target.value);
-    store.saveSettings({ model: target.value });
-    say(`${target.value} answers from now on.`);
+    if (!await settings.choose(value)) return;
+    say(`${value} answers from now on.`);
   } catch (error) {
+    if (target.value !== value) return; // another one was chosen meanwhile
+    store.saveSettings({ model: settings.model.name });
     target.value = settings.model.name;
     say(error.message);
   }

@@ -161,7 +161,8 @@ async function write(run) {
 }
 
 async function send(run, options) {
-  const timer = setInterval(() => showLoading(run), LOADING_MS);
+  const loading = new AbortController();
+  showLoading(run, loading.signal).catch(() => null);
   try {
     const conversation = store.conversation(run.conversationId);
     const messages = messagesUpTo(conversation, run.message.parent);
@@ -170,7 +171,7 @@ async function send(run, options) {
     const body = JSON.stringify({ input: await inputOf(messages, store.partOf), ...fields });
     await listen(run, "v1/responses", { ...options, method: "POST", body });
   } finally {
-    clearInterval(timer);
+    loading.abort();
   }
 }
 
@@ -189,11 +190,15 @@ async function rest(run, options) {
   if (!run.hasEnded) await Promise.race([pause(POLL_MS), new Promise((resolve) => (run.wake = resolve))]);
 }
 
-async function showLoading(run) {
-  if (run.message.response) return;
-  const { data } = await (await ask("v1/models")).json();
-  const { status } = data.find(({ id }) => id === run.message.model) ?? data[0];
-  if (status.value === "loading" && !run.message.response) run.waits("The model is being loaded", status.progress);
+/* One question at a time: those of a minute without a server would all be asked when it is back. */
+async function showLoading(run, signal) {
+  for (;;) {
+    await pause(LOADING_MS);
+    if (signal.aborted || run.message.response) return;
+    const { data } = await (await ask("v1/models", { signal })).json();
+    const { status } = data.find(({ id }) => id === run.message.model) ?? data[0];
+    if (status.value === "loading" && !run.message.response) run.waits("The model is being loaded", status.progress);
+  }
 }
 
 /* Add an event to the message, and show it. */

@@ -8,13 +8,15 @@ const $ = (id) => document.getElementById(id);
 const THEMES = { "": "as the system", dark: "dark", light: "light" };
 const FIELDS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_output_tokens", "drafter"];
 
-/* The model that answers: its name, what it reads, tokens of its context; and the names of all that there are. */
-export const model = { name: "", names: [], reads: { vision: false, audio: false }, can: [], contextLength: 0 };
+/* The model that answers: its name, what it reads, its drafters, tokens of its context; and the names of all that there are. */
+export const model = { name: "", names: [], reads: { vision: false, audio: false }, can: [], drafters: [], contextLength: 0 };
+let choices = 0; // how often a model was chosen
 
 /* Fields of a request for the reply of a message. */
 export function requestFields(message) {
   const kept = store.settings();
   const fields = Object.fromEntries(FIELDS.filter((name) => kept[name] !== undefined).map((name) => [name, kept[name]]));
+  if (!model.drafters.includes(fields.drafter)) delete fields.drafter; // that of another model
   if (kept.system) fields.instructions = kept.system;
   if (model.names.length > 1) fields.model = message.model;
   if (!$("thinking-option").hidden) fields.reasoning = { effort: $("thinking").checked ? "medium" : "none" };
@@ -30,13 +32,18 @@ export async function load() {
   else await choose(model.names[0]);
 }
 
-/* Let a model answer from now on. It is loaded if it is not in memory, so this can take minutes. */
+/* Let a model answer from now on. It is loaded if it is not in memory, so this can take minutes. Returns false if another one was
+chosen meanwhile. */
 export async function choose(name) {
+  choices += 1;
+  const choice = choices;
   const props = await (await ask(`props?model=${encodeURIComponent(name)}`)).json();
+  if (choice !== choices) return false;
   Object.assign(model, {
     name: props.model_alias,
     reads: props.modalities,
     can: props.capabilities,
+    drafters: props.drafters,
     contextLength: props.default_generation_settings.n_ctx,
   });
   $("thinking-option").hidden = !model.can.includes("thinking");
@@ -47,6 +54,7 @@ export async function choose(name) {
   }
   fields.drafter.replaceChildren(fields.drafter.options[0], ...props.drafters.map((each) => new Option(each, each)));
   showModel();
+  return true;
 }
 
 function showModel() {

@@ -1,5 +1,6 @@
 /* The list of conversations: search, rename, export, import, delete, and a dot where a reply is being written. */
 
+import { isComposing } from "./composer.js";
 import { found, isWriting, titleOf } from "./conversation.js";
 import { add, addButton } from "./rendering.js";
 import * as replies from "./replies.js";
@@ -79,6 +80,7 @@ function makeNameField({ id, title }) {
     nameOf(id)?.focus();
   };
   field.addEventListener("keydown", (event) => {
+    if (isComposing(event)) return;
     if (event.key === "Escape") {
       event.stopPropagation();
       end();
@@ -103,7 +105,7 @@ export function showSide(is) {
 }
 
 async function importFiles(files) {
-  const ids = (await Promise.all(files.map(store.importFile))).filter(Boolean);
+  const ids = (await Promise.all(files.map((file) => store.importFile(file).catch(() => null)))).filter(Boolean);
   if (ids.length) acts.open(ids[0]);
   acts.say(ids.length === files.length ? "Imported." : "A file has no conversation of this page.");
 }

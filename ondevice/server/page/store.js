@@ -1,7 +1,9 @@
 /* What stays in this browser: conversations, one entry of localStorage each, settings, and files in IndexedDB, because
 localStorage has room for 5 MB only.
 
-All tabs share it. So a conversation is changed by a function of its newest state, and every tab is told of each change. */
+All tabs share it. So a conversation is changed by a function of its newest state, and every tab is told of each change.
+
+A browser may have no room, or may be told to keep nothing: then all of it lasts until the page is closed. */
 
 import { newConversation, newId, readConversation } from "./conversation.js";
 
@@ -9,11 +11,25 @@ const PREFIX = "ondevice.conversation.";
 const SETTINGS = "ondevice.settings";
 const FILES = "files";
 
+const local = storage("localStorage");
 const unsaved = new Map(); // conversations for which the browser has no room, until the page is closed
+let unsavedSettings = {}; // the same of settings
 const read = new Map(); // the text of each conversation as it was read last, and what it is: a list of many is read often
 const held = new Map(); // files by id, until the page is closed: also those for which the browser has no room
 let database = null; // promise of the open one
 let listener = () => null;
+
+/* The browser's storage of a name. Where the user forbids it, reading `window.localStorage` throws. */
+export function storage(name) {
+  try {
+    return window[name];
+  } catch {
+    const setItem = () => {
+      throw new Error("This browser keeps nothing.");
+    };
+    return { getItem: () => null, setItem, removeItem: () => null };
+  }
+}
 
 function parsed(text) {
   try {
@@ -35,14 +51,14 @@ addEventListener("storage", ({ key }) => {
 /* The newest state of a conversation; null if there is none of this id. */
 export function conversation(id) {
   if (unsaved.has(id)) return unsaved.get(id);
-  const text = localStorage.getItem(PREFIX + id);
+  const text = local.getItem(PREFIX + id);
   if (read.get(id)?.text !== text) read.set(id, { text, value: readConversation(parsed(text)) });
   return read.get(id).value;
 }
 
 /* All conversations, the one that changed last first. */
 export function conversations() {
-  const names = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX)).map((name) => name.slice(PREFIX.length));
+  const names = Object.keys(local).filter((name) => name.startsWith(PREFIX)).map((name) => name.slice(PREFIX.length));
   const found = [...new Set([...names, ...unsaved.keys()])].map(conversation);
   return found.filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
@@ -57,7 +73,7 @@ export function change(id, act) {
 
 function keep(changed) {
   try {
-    localStorage.setItem(PREFIX + changed.id, JSON.stringify(changed));
+    local.setItem(PREFIX + changed.id, JSON.stringify(changed));
     unsaved.delete(changed.id);
   } catch {
     unsaved.set(changed.id, changed);
@@ -69,18 +85,24 @@ export const isFull = () => unsaved.size > 0;
 
 export function remove(id) {
   unsaved.delete(id);
-  localStorage.removeItem(PREFIX + id);
+  local.removeItem(PREFIX + id);
   listener(id, false);
   removeUnusedFiles();
 }
 
 /* Settings by the name of the API's field, besides `theme`. What is missing is the server's default. */
 export function settings() {
-  return parsed(localStorage.getItem(SETTINGS)) ?? {};
+  return { ...parsed(local.getItem(SETTINGS)), ...unsavedSettings };
 }
 
 export function saveSettings(changed) {
-  localStorage.setItem(SETTINGS, JSON.stringify({ ...settings(), ...changed }));
+  const all = { ...settings(), ...changed };
+  try {
+    local.setItem(SETTINGS, JSON.stringify(all));
+    unsavedSettings = {};
+  } catch {
+    unsavedSettings = all;
+  }
 }
 
 /* Files. */

@@ -1,7 +1,7 @@
 /* The open conversation: its questions, replies, versions, the editor of a question, and what an empty one shows. */
 
 import { choose, shownMessages, versionsOf } from "./conversation.js";
-import { addFile, Attachments, submitOnEnter } from "./composer.js";
+import { addFile, Attachments, isComposing, submitOnEnter } from "./composer.js";
 import { add, addButton } from "./rendering.js";
 import * as replies from "./replies.js";
 import { Reply } from "./reply.js";
@@ -174,7 +174,7 @@ function edit(turn, message) {
     acts.answer(text, editor.files, message.parent);
   });
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
+    if (event.key === "Escape" && !isComposing(event)) {
       event.stopPropagation();
       endEdit(message);
     } else {

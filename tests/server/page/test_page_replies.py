@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from ondevice.bundle import Bundle
+from ondevice.server.guard import Rules
 from ondevice.server.model_manager import ServedModel
 from ondevice.server.running import Server, Setup
 from tests.fixtures.model_made import model_over, write_bundle
@@ -368,6 +369,42 @@ def test_stop_while_the_server_is_gone(open_page, serve_toy, gate, relay):
         expect(page.locator("#status")).to_have_text("")
 
 
+def test_a_proxy_without_its_server(open_page, serve_toy):
+    """It answers in HTML that the server is gone: the reply waits for the server, as without a proxy."""
+    with serve_toy(context_length=30) as served:
+        page = open_page(served)
+        asked = []
+
+        def refuse_first(route):
+            asked.append(route.request.url)
+            if len(asked) == 1:
+                route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+            else:
+                route.continue_()
+
+        page.route("**/v1/responses", refuse_first)
+        send(page, "abc")
+        wait_for_end(page)
+        expect(page.locator(".failure")).to_have_count(0)
+        assert len(asked) == 2
+
+
+def test_questions_about_a_load_do_not_pile_up(open_page, serve_toy, relay):
+    """While a message waits for a server that is away, the page asks whether its model is being loaded: once."""
+    with serve_toy(context_length=30) as served:
+        relay.lead_to(served)
+        page = open_page(relay)
+        relay.cut()
+        send(page, "abc")
+        expect(page.locator("#status")).to_have_text(GONE)
+        asked = []
+        page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/v1/models") else None)
+        page.wait_for_timeout(4000)
+        relay.lead_to(served)
+        wait_for_end(page)
+        assert len(asked) <= 3  # the one that waited, and those of a model that may be another now
+
+
 def test_deleting_a_conversation_ends_its_reply(open_page, serve_toy, gate):
     with serve_toy(context_length=4000) as served:
         page = open_page(served)
@@ -473,6 +510,29 @@ def test_export_and_import(open_page, scripted, tmp_path):
     expect(other.locator("#list .name")).to_have_count(2)
 
 
+def test_files_that_are_no_conversation(open_page, scripted, tmp_path):
+    """Messages that follow each other in a circle, and types that no export has: the page stays usable."""
+    page = open_page(scripted.served)
+    question = {"id": "a", "parent": "", "role": "user", "content": "Why?"}
+    reply = {"id": "b", "parent": "a", "role": "assistant", "content": "So."}
+    found = {
+        "circle": {"messages": [question, reply, {**question, "parent": "b"}, {**question, "id": ""}, None]},
+        "types": {"title": 5, "chosen": None, "messages": [{**question, "files": 5}, {**reply, "parent": "z"}]},
+        "files": {"messages": [{**question, "files": [{"name": "x.png", "url": "data:image/png;base64,@"}]}]},
+    }
+    for name, content in found.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), "utf-8")
+    page.set_input_files("#imported", tmp_path / "circle.json")
+    expect(page.locator(".turn")).to_have_text([re.compile("Why"), re.compile("So")])
+    page.set_input_files("#imported", tmp_path / "types.json")
+    expect(page.locator("#list .name")).to_have_text(["5", "Why?"])
+    expect(page.locator(".turn")).to_have_count(1)
+    page.set_input_files("#imported", tmp_path / "files.json")
+    expect(page.locator("#status")).to_have_text("A file has no conversation of this page.")
+    page.reload()
+    expect(page.locator("#list .name")).to_have_count(2)
+
+
 def test_search_and_titles(open_page, scripted):
     page = open_page(scripted.served)
     scripted.says("Cirrus is a high **cloud** of ice.<turn|>")
@@ -513,6 +573,34 @@ def test_a_browser_without_room(open_page, scripted):
         wait_for_end(page)
         expect(page.locator("#status")).to_contain_text("no room for more")
     assert [each["content"] for each in bodies[-1]["input"]] == ["first", "One.", "second"]
+
+
+NO_STORAGE = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+    Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+}"""
+NO_ROOM = "Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError'); };"
+
+
+@pytest.mark.parametrize("script", [NO_STORAGE, NO_ROOM], ids=["forbidden", "full"])
+def test_a_browser_that_keeps_nothing(open_page, serve_toy, script):
+    """Key, settings and conversations last until the page is closed."""
+    with serve_toy(rules=Rules(api_key="secret")) as served:
+        page = open_page(served, ready=False)
+        page.add_init_script(script)
+        page.reload()
+        page.fill("#key", "secret")
+        page.press("#key", "Enter")
+        expect(page.locator("#model")).to_have_text("toy-model")
+        bodies = bodies_of(page)
+        page.click("#theme")
+        expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: dark")
+        page.click("#settings")
+        page.get_by_label("Most tokens").fill("5")
+        page.click("#done")
+        send(page, "abc")
+        wait_for_end(page)
+        assert bodies[-1]["max_output_tokens"] == 5
+        expect(page.locator("#list .name")).to_have_text("abc")
 
 
 def test_the_place_in_the_queue_and_the_share_that_was_read(open_page, serve_toy, gate):
@@ -594,3 +682,34 @@ def test_another_model(open_page, serve_two):
         page.reload()
         expect(page.locator("#model")).to_have_text("second")
         expect(page.get_by_label("Model", exact=True)).to_have_value("second")
+
+
+def test_the_model_that_was_chosen_last_answers(open_page, serve_two):
+    """Also where another one, chosen before it, is loaded later."""
+    with serve_two() as (served, loading):
+        page = open_page(served)
+        with page.expect_request(re.compile("props.model=second")):
+            page.get_by_label("Model", exact=True).select_option("second")
+        page.get_by_label("Model", exact=True).select_option("first")
+        expect(page.locator("#status")).to_have_text("first answers from now on.")
+        with page.expect_response(re.compile("props.model=second")) as late:
+            loading.set()
+        late.value.finished()
+        page.wait_for_timeout(200)
+        expect(page.locator("#status")).to_have_text("first answers from now on.")
+        expect(page.locator("#model")).to_have_text("first")
+        expect(page.get_by_label("Model", exact=True)).to_have_value("first")
+
+
+def test_a_drafter_of_another_model_is_not_asked_for(open_page, serve_toy):
+    """The setting stays for the model that has it."""
+    with serve_toy(context_length=30) as served:
+        page = open_page(served)
+        bodies = bodies_of(page)
+        for drafter, sent in (("medusa", None), ("none", "none")):
+            page.evaluate("(drafter) => { localStorage['ondevice.settings'] = JSON.stringify({ drafter }); }", drafter)
+            send(page, "abc")
+            wait_for_end(page)
+            assert bodies[-1].get("drafter") == sent
+            expect(page.locator(".failure")).to_have_count(0)
+            new_chat(page)
