@@ -81,11 +81,27 @@ function use(library, act) {
   library.loading.then(act, () => null);
 }
 
-/* The elements of a Markdown text. */
+/* The elements of a Markdown text. A model that repeats itself writes thousands of quotes or lists in each other: what is too deep
+for the stack is shown as it is written. */
 function elementsOf(text) {
   const made = document.createDocumentFragment();
-  makeAll(made, marked.lexer(text));
+  try {
+    makeAll(made, marked.lexer(text));
+  } catch {
+    made.replaceChildren();
+    add(made, "div", "text", text);
+  }
+  for (const block of made.children) if (!block.matches("pre, .bar")) block.dir = "auto"; // code is written from left to right
   return made;
+}
+
+/* The blocks of a Markdown text; none where they are too deep. */
+function blocksOf(text) {
+  try {
+    return marked.lexer(text);
+  } catch {
+    return [];
+  }
 }
 
 function makeAll(parent, tokens) {
@@ -189,7 +205,11 @@ function makeLink(parent, { href, tokens }) {
 function makeMath(place, text, displayMode) {
   use(libraries.math, (temml) => {
     const made = document.createElement("span");
-    temml.render(text, made, { displayMode, throwOnError: false, trust: false, maxExpand: 200 });
+    try {
+      temml.render(text, made, { displayMode, throwOnError: false, trust: false, maxExpand: 200 });
+    } catch {
+      return; // thousands of braces in each other
+    }
     for (const named of made.querySelectorAll("[id], [href]")) { // of \label and \ref
       named.removeAttribute("id");
       named.removeAttribute("href");
@@ -233,7 +253,7 @@ export class GrowingMarkdown {
   render() {
     const begin = performance.now();
     this.frame = 0;
-    const tokens = marked.lexer(this.text.slice(this.settled));
+    const tokens = blocksOf(this.text.slice(this.settled));
     const blocks = tokens.map((token, index) => ({ token, index })).filter(({ token }) => token.type !== "space");
     const open = blocks.length > OPEN_BLOCKS ? blocks.at(-OPEN_BLOCKS).index : 0;
     const length = tokens.slice(0, open).reduce((sum, token) => sum + token.raw.length, 0);

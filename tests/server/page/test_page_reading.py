@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 from ondevice.server.guard import Rules
 from tests.conftest import ROOT
 from tests.server.page.browsing import DRAFTS, new_chat, resize, send, wait_for_end
+from tests.server.page.test_page import A_ROUND, stream, text
 
 ROOTS = r"""The roots of $ax^2 + bx + c = 0$ are
 
@@ -96,7 +97,7 @@ def test_tables_and_tasks(open_page, scripted):
     answered(page, scripted, f"{LESSON}\n\n{wide}")
     cells = page.locator("tbody").first.locator("td")
     aligned = cells.evaluate_all("(all) => all.slice(0, 3).map((each) => getComputedStyle(each).textAlign)")
-    assert aligned == ["left", "center", "right"]
+    assert aligned == ["start", "center", "right"]
     expect(page.locator("li .task")).to_have_text(["☑", "☐"])
     expect(page.get_by_role("img", name="to do")).to_have_count(1)
     resize(page, 320, 640)
@@ -182,6 +183,80 @@ def test_a_wrong_key(open_page, serve_toy):
         page.fill("#key", "secret")
         page.press("#key", "Enter")
         expect(page.locator("#model")).to_have_text("toy-model")
+
+
+def test_a_key_that_no_header_can_have(open_page, serve_toy):
+    """It is refused like every wrong one: without an answer, the page would ask again at once, for ever."""
+    with serve_toy(rules=Rules(api_key="secret"), context_length=30) as served:
+        page = open_page(served, ready=False)
+        page.fill("#key", "ключ")
+        page.press("#key", "Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key", "secret")
+        page.press("#key", "Enter")
+        expect(page.locator("#model")).to_have_text("toy-model")
+
+
+NESTED = {
+    "quotes": "> " * 4000,
+    "lists": "1. " * 3000,
+    "math": "$" + "{" * 5000 + "}" * 5000 + "$",
+}
+"""What a model that repeats itself may write: each of them is too deep for the stack of a browser."""
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_deep_nesting_is_shown_as_text(open_page, scripted, kind):
+    page = open_page(scripted.served)
+    answered(page, scripted, r"$\sqrt{2}$")
+    expect(page.locator(".body msqrt")).to_be_visible()
+    events = [text(NESTED[kind]), {"type": "response.round", "round": A_ROUND}]
+    page.route("**/v1/responses", lambda route: route.fulfill(content_type="text/event-stream", body=stream(events)))
+    send(page, "Deep?")
+    wait_for_end(page)
+    expect(page.locator(".body").last).to_contain_text(NESTED[kind].strip("$ ")[:1000])
+
+
+def test_the_direction_of_writing(open_page, scripted):
+    """Hebrew begins at the right, with its list markers; code always at the left."""
+    page = open_page(scripted.served)
+    answered(page, scripted, "שלום world.\n\n- אחת\n- שתיים\n\n```python\n# שלום\n```\n\nHello.", "שלום, model!")
+    blocks = page.locator(".body > *").evaluate_all(
+        "all => all.map((each) => [each.localName, getComputedStyle(each).direction])"
+    )
+    assert blocks == [["p", "rtl"], ["ul", "rtl"], ["div", "ltr"], ["pre", "ltr"], ["p", "ltr"]]
+    for place in (".user .text", "#list .name"):
+        assert page.locator(place).evaluate("each => getComputedStyle(each).unicodeBidi") == "plaintext"
+
+
+def test_paper_has_the_whole_conversation(open_page, scripted):
+    """Black on white, without the controls."""
+    page = open_page(scripted.served)
+    answered(page, scripted, "A line of a reply.\n\n" * 60)
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.locator("#conversation").evaluate("each => each.scrollHeight === each.clientHeight")
+    assert page.evaluate("document.documentElement.scrollHeight") > 2000
+    for hidden in ("#side", "header", "footer", ".foot .buttons"):
+        expect(page.locator(hidden)).to_be_hidden()
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 31, 36)"
+
+
+@pytest.mark.parametrize("composing", [{"isComposing": True}, {"keyCode": 229}], ids=["standard", "Safari"])
+def test_keys_of_an_input_method_send_nothing(open_page, scripted, composing):
+    page = open_page(scripted.served)
+    answered(page, scripted, "One.")
+    press = """(field, init) => {
+        const press = (key) => new KeyboardEvent("keydown", { key, bubbles: true, ...init });
+        for (const key of ["Enter", "Escape"]) field.dispatchEvent(press(key));
+    }"""
+    page.fill("#message", "にほん")
+    page.locator("#message").evaluate(press, composing)
+    expect(page.locator("#message")).to_have_value("にほん")
+    page.get_by_role("button", name="Rename").click()
+    page.locator("#list input").evaluate(press, composing)
+    expect(page.locator("#list input")).to_be_focused()
+    page.evaluate("document.dispatchEvent(new Event('keydown'))")  # as of a browser that fills in a field
+    expect(page.locator(".turn")).to_have_count(2)
 
 
 def findings(page):
