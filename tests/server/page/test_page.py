@@ -270,6 +270,10 @@ def test_settings(open_page, scripted):
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_label("Drafter").select_option("none")
+    page.get_by_label("Repeat penalty").fill("0")
+    page.click("#done")
+    expect(page.locator("#settings-dialog")).to_be_visible()  # the server would refuse it with each message
+    page.get_by_label("Repeat penalty").fill("")
     page.click("#done")
     page.reload()
     expect(page.locator("#model")).to_have_text("reference")
