@@ -202,7 +202,7 @@ NESTED = {
     "lists": "1. " * 3000,
     "math": "$" + "{" * 5000 + "}" * 5000 + "$",
 }
-"""What a model that repeats itself may write: each of them is too deep for the stack of a browser."""
+"""Texts of a model that repeats itself, each nested too deep for the stack of a browser."""
 
 
 @pytest.mark.parametrize("kind", NESTED)
