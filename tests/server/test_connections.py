@@ -77,32 +77,46 @@ UNREAD = b"GET /vendor/noto-sans-math.woff2 HTTP/1.1\r\nhost: localhost\r\n\r\n"
 REQUESTS = 200
 
 
-def connections_that_do_not_read(served, stack, count):
-    """Connections that ask for more than the buffers hold, and read nothing."""
-    made = [stack.enter_context(connect(served)) for _ in range(count)]
-    for connection in made:
-        connection.sendall(UNREAD * REQUESTS)
-    served.let_it_notice()
-    return made
+def connections_that_do_not_read(served, stack, count, monkeypatch):
+    """Connections that ask for more than the buffers hold, and read nothing, once the server has noticed that of all
+    that it keeps. Small buffers fill once: those of usual size grow, and the server could write again.
+    """
+    accepted, made = [], running.Connection.connection_made
+
+    def connection_made(connection, transport):
+        accepted.append(connection)
+        made(connection, transport)
+
+    monkeypatch.setattr(running.Connection, "connection_made", connection_made)
+    clients = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+    for client in clients:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((served.host, served.port))
+        with suppress(ConnectionError):  # cut for a later one, or refused
+            client.sendall(UNREAD * REQUESTS)
+    wait_until(lambda: len(accepted) == count and all(each._is_unread for each in accepted if not each._has_ended))
+    return clients
 
 
 def test_connections_that_do_not_read_make_room(serve_toy, monkeypatch):
     monkeypatch.setattr(running, "MAX_CONNECTIONS", 4)
     with serve_toy() as served, ExitStack() as stack:
-        connections_that_do_not_read(served, stack, 8)
+        connections_that_do_not_read(served, stack, 8, monkeypatch)
         for _ in range(8):
             with connect(served, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n") as other:
                 assert received(other).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_connection_that_does_not_read_is_cut_in_the_end(serve_toy, monkeypatch):
-    monkeypatch.setattr(running, "MAX_UNREAD_S", 0.2)
     with serve_toy() as served, ExitStack() as stack:
-        [connection] = connections_that_do_not_read(served, stack, 1)
+        monkeypatch.setattr(running, "MAX_UNREAD_S", 0.2)
+        client = socket.create_connection((served.host, served.port), timeout=300)
+        stack.enter_context(closing(client))
+        client.sendall(UNREAD * REQUESTS)
 
         def is_cut():
             try:
-                connection.send(b"\n")
+                client.send(b"\n")
             except OSError:
                 return True
             return False
@@ -112,8 +126,7 @@ def test_a_connection_that_does_not_read_is_cut_in_the_end(serve_toy, monkeypatc
 
 def test_a_client_that_reads_slowly_gets_everything(serve_toy, monkeypatch):
     monkeypatch.setattr(running, "MAX_HEADER_S", 300)
-    with serve_toy() as served, ExitStack() as stack:
-        [connection] = connections_that_do_not_read(served, stack, 1)
+    with serve_toy() as served, connect(served, UNREAD * REQUESTS) as connection:
         served.let_it_notice()
         connection.sendall(UNREAD.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
         assert received(connection).count(b"HTTP/1.1 200 ") == REQUESTS + 1
