@@ -170,6 +170,15 @@ def model_home() -> Path:
     return home() / ".ondevice"
 
 
+EXPORTS = "bundles"
+"""The directory in which `ondevice export` makes bundles, unless $ONDEVICE_HOME is set."""
+
+
+def exports_directory() -> Path:
+    """The parent directory of bundles that are exported without a place of their own."""
+    return model_home() if os.environ.get("ONDEVICE_HOME") else Path(EXPORTS)
+
+
 def is_bundle(location: str) -> bool:
     """Whether a path or name leads to a directory with a `bundle.json`; the file itself is not read."""
     try:

@@ -6,14 +6,13 @@ import dataclasses
 import errno
 import hashlib
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from ondevice.bundle import Bundle, model_home
+from ondevice.bundle import Bundle, exports_directory
 from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.tensor_table import is_plain
@@ -213,16 +212,11 @@ def _key(target: TargetCheckpoint, options: ExportOptions, text: str) -> str:
 
 def _place(name: str, out: str | Path | None) -> Path:
     """The absolute path of the bundle; raises UsageError where `out` is no valid path (circular links, a NUL)."""
-    place = default_directory() / name if out is None else expanded(out)
+    place = exports_directory() / name if out is None else expanded(out)
     try:
         return place.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{place} cannot be written ({reason(error)}): choose another --out") from error
-
-
-def default_directory() -> Path:
-    """The parent directory of bundles exported without `out`: `$ONDEVICE_HOME` if that is set, else `bundles`."""
-    return model_home() if os.environ.get("ONDEVICE_HOME") else Path("bundles")
 
 
 def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:

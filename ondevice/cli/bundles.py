@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from ondevice.bundle import MANIFEST, Bundle, model_home
+from ondevice.bundle import EXPORTS, MANIFEST, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_bundle_argument, add_count, preparing
 from ondevice.cli.origins import note_origin
@@ -79,15 +79,6 @@ def run_list(args: argparse.Namespace) -> int:
     for name in unfinished_names():
         print(f"{one_line(name)} is incomplete: run the same `ondevice pull` again to resume it", file=sys.stderr)
     return 0
-
-
-EXPORTS = "bundles"
-"""The directory in which `ondevice export` makes bundles, unless $ONDEVICE_HOME is set."""
-
-
-def exports_directory() -> Path:
-    """The parent directory of bundles that `ondevice export` makes without `--out`."""
-    return model_home() if os.environ.get("ONDEVICE_HOME") else Path(EXPORTS)
 
 
 TITLES = ("name", "size", "weights", "last use", "drafter", "family")

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from ondevice.bundle import MANIFEST, Bundle, is_bundle, model_home
+from ondevice.bundle import EXPORTS, MANIFEST, Bundle, exports_directory, is_bundle, model_home
 from ondevice.cli import chat, generate
-from ondevice.cli.bundles import EXPORTS, confirmed, exports_directory
+from ondevice.cli.bundles import confirmed
 from ondevice.cli.main import FAILED, parse_args
 from ondevice.cli.origins import is_made_of
 from ondevice.cli.terminal.progress import byte_bar

@@ -178,7 +178,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
+        self._deadline = self._header_deadline()
         connections = [each for each in self.connections if isinstance(each, Connection)]
         others = [each for each in connections if each is not self and not each._has_ended]
         if len(others) < MAX_CONNECTIONS:
@@ -217,7 +217,10 @@ class Connection(H11Protocol):
         """Give the client the time for the headers of its next request, once it has read the response."""
         if not self._is_unread:
             self._deadline.cancel()
-            self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
+            self._deadline = self._header_deadline()
+
+    def _header_deadline(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
 
     def send_400_response(self, msg: str) -> None:
         """Close the connection after malformed HTTP, with an error if no response has begun.

@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Sequence, Set
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,14 +24,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The text of bytes that are not UTF-8."""
 
 
+@cache
 def _byte_characters() -> dict[str, int]:
+    """The bytes that characters stand for in byte-level vocabularies, as GPT-2 has them. To make them takes 0.5 ms."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-BYTE_CHARACTERS = _byte_characters()
-"""The bytes that characters stand for in byte-level vocabularies, as GPT-2 has them."""
 
 
 class Found(NamedTuple):
@@ -215,8 +213,8 @@ class Tokenizer:
         if token_id in self.byte_ids:
             return bytes([int(text[3:5], 16)])
         decoded = self.decode([token_id], keep_special=True)
-        if REPLACEMENT in decoded and text and all(character in BYTE_CHARACTERS for character in text):
-            return bytes(BYTE_CHARACTERS[character] for character in text)
+        if REPLACEMENT in decoded and text and all(character in _byte_characters() for character in text):
+            return bytes(_byte_characters()[character] for character in text)
         return decoded.encode()
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from ondevice.bundle import Bundle
+from ondevice.bundle import Bundle, exports_directory
 from ondevice.bundle_format.manifest import Source
 from ondevice.cli import run as command
-from ondevice.cli.bundles import exports_directory
 from ondevice.cli.origins import note_origin
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import write_bundle
@@ -118,12 +117,10 @@ def test_a_directory_keeps_the_points_of_its_name(run, ran, prompts, tmp_path):
 
 
 def test_a_bundle_goes_where_export_would_put_it(run, ran, home, prompts, tmp_path):
-    from ondevice_export.exporter import default_directory
-
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     assert run("run", "small.gguf", "ab", "-n", 4, "--yes")[0] == 0
     assert ran == [("export", "small.gguf", "--out", str(home / "small"))]
-    assert exports_directory() == default_directory() == home
+    assert exports_directory() == home
 
 
 @pytest.mark.parametrize("make", [lambda path: path.parent.mkdir() or path.write_bytes(b"GGUF"), write_checkpoint])
