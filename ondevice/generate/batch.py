@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Literal
 
 from ondevice.engines.protocol import MAX_SESSIONS, Engine, Outputs, Rows, TokenTree
 from ondevice.errors import UsageError
@@ -49,19 +47,20 @@ class Slot:
 
     Attributes:
         decoding: whether the rows submitted last are those of a decoding round; otherwise they are a prefill.
+        paused: whether the reader has a round, and has not asked for the next one. Until it has rows to submit after
+            that, its thread is preparing them.
         thread: identifier of the thread that read the sequence last.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._state: Literal["working", "submitted", "paused"] = "working"
-        """working: its thread prepares the next rows. submitted: the rows wait for a forward. paused: the reader has a
-        round, and has not asked for the next one."""
+        self.paused = False
         self._since = perf_counter()
-        """When the state last changed."""
+        """When it was paused or resumed, when its rows were submitted, or when they were run, whichever came last."""
         self._last_pause_s = 0.0
         self._rows: Rows | None = None
-        """The submitted rows; None once they were run."""
+        """The submitted rows, which wait for a forward; None once they were run. This alone says whether they wait, and
+        it is written last: an interrupt between two writes leaves nothing half done."""
         self._outputs: Outputs | None = None
         self._error: Exception | None = None
         self._wakeup: WakeupEvent = SimpleQueue()
@@ -75,37 +74,37 @@ class Slot:
         Raises:
             Exception: whatever the engine raises for these rows; other slots are not affected.
         """
-        self.decoding = len(rows.wanted) == len(rows.tree)
         return self._batch._forward(self, rows)
 
     def pause(self) -> None:
         """A round goes to the reader, who may take any time before asking for the next one."""
-        self._state, self._since = "paused", perf_counter()
+        self.paused, self._since = True, perf_counter()
 
     def resume(self) -> None:
         """The reader has asked for the next round."""
         now = perf_counter()
-        self._state, self._since, self._last_pause_s = "working", now, now - self._since
+        self.paused, self._since, self._last_pause_s = False, now, now - self._since
         self.thread = threading.get_ident()
-
-    @property
-    def paused(self) -> bool:
-        return self._state == "paused"
 
     def leave(self) -> None:
         """The sequence has ended: free the slot for a waiting request."""
         self._batch._leave(self)
 
+    def _submit(self, rows: Rows) -> None:
+        self.decoding = len(rows.wanted) == len(rows.tree)
+        self._outputs, self._error, self._since = None, None, perf_counter()
+        self._rows = rows
+
     def _is_abandoned(self) -> bool:
         """Whether its reader has not asked for the next round for so long that prefills need not respect it."""
-        return self._state == "paused" and perf_counter() - self._since > PREFILL_DELAY_S
+        return self.paused and perf_counter() - self._since > PREFILL_DELAY_S
 
     def _expected_in(self, now: float, forward_s: float) -> float:
         """Seconds that a forward of `forward_s` seconds should still wait for this slot's rows; 0 or less: none."""
-        if self._state == "submitted":
+        if self._rows is not None:
             return 0.0
-        patience = READER_WAIT * forward_s if self._state == "paused" else forward_s
-        if self._state == "paused" and self._last_pause_s > patience:
+        patience = READER_WAIT * forward_s if self.paused else forward_s
+        if self.paused and self._last_pause_s > patience:
             return 0.0
         return self._since + patience - now
 
@@ -169,10 +168,9 @@ class Batch:
         self._lock = threading.RLock()  # reentrant: a signal handler may call `wake` while its own thread holds it
         self._references: list[weakref.ref[Slot]] = []
         """The slots in use. Weak, so that a slot whose owner was lost to an interrupt becomes free."""
-        self._queue: deque[WakeupEvent] = deque()
-        """Requests that wait for a slot, first come, first served."""
-        self._submitted: list[Slot] = []
-        """Slots whose rows wait for a forward, oldest first."""
+        self._queue: list[weakref.ref[WakeupEvent]] = []
+        """Requests that wait for a slot, first come, first served. Weak for the same reason: one that an interrupt has
+        left behind would be waited for by all later ones."""
         self._driver: Slot | None = None
         """The slot whose thread runs the next forward."""
         self.times = ForwardTimes()
@@ -184,6 +182,16 @@ class Batch:
     @property
     def _slots(self) -> list[Slot]:
         return [slot for reference in self._references if (slot := reference()) is not None]
+
+    @property
+    def _turns(self) -> list[WakeupEvent]:
+        return [turn for reference in self._queue if (turn := reference()) is not None]
+
+    @property
+    def _submitted(self) -> list[Slot]:
+        """Slots whose rows wait for a forward, oldest first. Looked up, not kept: a list beside `Slot._rows` held a
+        slot twice after an interrupt between two writes, and so did the next forward."""
+        return sorted((slot for slot in self._slots if slot._rows is not None), key=lambda slot: slot._since)
 
     # The queue for slots.
 
@@ -203,10 +211,10 @@ class Batch:
         turn: WakeupEvent = SimpleQueue()
         try:
             with self._lock:
-                self._queue.append(turn)
+                self._queue.append(weakref.ref(turn))
             while not cancelled():
                 with self._lock:
-                    if self._queue[0] is turn and len(self._slots) < self._max_slots:
+                    if self._turns[0] is turn and len(self._slots) < self._max_slots:
                         slot = Slot(self)
                         self._references = [weakref.ref(each) for each in (*self._slots, slot)]
                         return slot
@@ -215,13 +223,13 @@ class Batch:
             return None
         finally:
             with self._lock:
-                self._queue.remove(turn)
+                self._queue = [weakref.ref(each) for each in self._turns if each is not turn]
             self.wake()
 
     def wake(self) -> None:
         """Let all waiting requests check whether a slot is free, or whether they were cancelled."""
         with self._lock:
-            for turn in self._queue:
+            for turn in self._turns:
                 turn.put(None)
 
     def _check_others(self) -> None:
@@ -253,8 +261,7 @@ class Batch:
             return outputs
         try:
             with self._lock:
-                slot._rows, slot._outputs, slot._error, slot._state = rows, None, None, "submitted"
-                self._submitted.append(slot)
+                slot._submit(rows)
                 if self._driver is not None:
                     self._driver._wakeup.put(None)
             while self._becomes_driver(slot):
@@ -293,7 +300,7 @@ class Batch:
         while True:
             with self._lock:
                 if slot._rows is None or self._driver is None or self._driver not in self._slots:
-                    self._remove([slot])
+                    self._done(slot)
                     return
             _sleep(slot._wakeup, POLL_S)
 
@@ -304,9 +311,11 @@ class Batch:
         with self._lock:
             selected = self._select()
         batch = [rows for _, rows in selected]
+        failure: Exception | None = None
         try:
             outputs = self._engine.forward(batch)
-        except Exception:
+        except Exception as caught:
+            failure = caught
             for slot, rows in selected:  # find the rows at fault by running each sequence alone
                 try:
                     (slot._outputs,) = self._engine.forward([rows])
@@ -316,7 +325,11 @@ class Batch:
             for (slot, _), output in zip(selected, outputs, strict=True):
                 slot._outputs = output
             self._learn(batch, outputs[0])
-        self._remove(slot for slot, _ in selected)
+        blamed = any(slot._error is not None for slot, _ in selected)
+        for slot, _ in selected:
+            self._done(slot)
+        if failure is not None and not blamed and not isinstance(failure, MemoryError):
+            raise failure  # of no rows: a signal handler's, such as a time limit, which belongs to this thread
 
     def _gather(self, driver: Slot) -> None:
         """Wait for slots whose rows are expected within a moment."""
@@ -352,16 +365,13 @@ class Batch:
         prefilling = sum(len(rows.wanted) < len(rows.tree) for rows in batch)
         self.times.observe(outputs.rows, outputs.wanted, prefilling, outputs.seconds)
 
-    def _remove(self, slots: Iterable[Slot]) -> None:
-        """Remove submitted rows that were run, or never will be, and wake their threads."""
-        done = set(map(id, slots))
+    def _done(self, slot: Slot) -> None:
+        """The rows of a slot were run, or never will be: wake its thread."""
         with self._lock:
-            for slot in self._submitted:
-                if id(slot) in done:
-                    # working from now on: its next rows are expected, although its thread may not be awake yet
-                    slot._rows, slot._state, slot._since = None, "working", perf_counter()
-                    slot._wakeup.put(None)
-            self._submitted = [slot for slot in self._submitted if id(slot) not in done]
+            # its next rows are expected from now on, although its thread may not be awake yet
+            slot._since = perf_counter()
+            slot._rows = None
+            slot._wakeup.put(None)
 
 
 def _sleep(wakeup: WakeupEvent, seconds: float) -> None:

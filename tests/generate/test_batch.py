@@ -55,7 +55,7 @@ def awaited(
 
     def forward(rows: Sequence[Rows]) -> None:
         clock.now += FORWARD_S
-        while len(batch) > 1 and any(slot._state != "submitted" for slot in batch._slots):
+        while len(batch) > 1 and any(slot._rows is None for slot in batch._slots):
             time.sleep(0.0002)
         before(rows)
 
@@ -146,13 +146,8 @@ class Waiting:
         slot = self.batch.join()
         assert slot is not None
         wanted = range(len(tree)) if decoding else [len(tree) - 1]
-        slot._rows, slot.decoding, slot._state = (
-            Rows(self.batch._engine.open_session(), tree, wanted, blocks=blocks),
-            decoding,
-            "submitted",
-        )
+        slot._submit(Rows(self.batch._engine.open_session(), tree, wanted, blocks=blocks))
         self.slots.append(slot)
-        self.batch._submitted.append(slot)
 
     def selected(self) -> list[tuple[int, int]]:
         """Which slots take part in the next forward, with how many rows."""
@@ -251,8 +246,7 @@ class Generations:
             slot.leave()
             self.running.remove((slot, loop, text))
             return
-        slot._rows, slot.decoding, slot._state = item, len(item.wanted) == len(item.tree), "submitted"
-        self.batch._submitted.append(slot)
+        slot._submit(item)
 
 
 def test_cut_prefills_take_turns_and_lose_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

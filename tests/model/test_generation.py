@@ -120,6 +120,27 @@ def test_one_thread_does_not_wait_for_itself(slow: Model) -> None:
     assert next(slow.stream(PROMPT)).token_ids
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+def test_a_signal_handler_s_exception_is_not_lost_beside_other_generations(slow: Model, bundle: Path) -> None:
+    def too_late(*_: object) -> None:
+        raise TimeoutError
+
+    found: list[tuple[int, ...]] = []
+    other = in_thread(lambda: found.append(slow.generate(PROMPT, max_new_tokens=1500, seed=1).token_ids))
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        for number in range(10):
+            signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.001 * number)
+            with pytest.raises(TimeoutError):
+                slow.generate(PROMPT, max_new_tokens=ENDLESS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    join(other)
+    assert found == [plain(bundle, PROMPT, max_new_tokens=1500, seed=1)]
+    assert free(slow)
+
+
 def test_a_callback_does_not_wait_for_its_own_generation(bundle: Path) -> None:
     with model_over(ToyEngine(), bundle, max_sequences=1) as model:
 
