@@ -2,21 +2,24 @@
 
     python -m benchmarks.speed.arm_model [--llvm-mca PATH]
 
-The tile product is cross-compiled for both boards, and llvm-mca estimates the cycles of its loops. It must be that of
-LLVM 19, because versions up to 16 treat a Neoverse N1 as a Cortex-A57. No version has the Cortex-A76; the N1 is the
-same core for servers. A matrix product takes the longer of the time for its cycles and the time for its bytes.
-Attention, norms, sampling and barriers are left out, and memory is as fast as for a program that does nothing but read
-it.
+The tile product is cross-compiled for both boards, and llvm-mca estimates the cycles of its loops. Versions up to 16
+treat a Neoverse N1 as a Cortex-A57, and are refused; the published table is LLVM 19's. No version has the Cortex-A76;
+the N1 is the same core for servers. A matrix product takes the longer of the time for its cycles and the time for its
+bytes. Attention, norms, sampling and barriers are left out, and memory is as fast as for a program that does nothing
+but read it.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import dataclass
 
 from benchmarks.command import command_line, run_command
 from benchmarks.speed.tile_code import ROWS, tile_code
 from ondevice.bundle_format.weight_format import IN_GROUPS, INT4
 from ondevice.cli.bench.tables import table
+from ondevice.errors import UsageError
 
 WEIGHTS = 1_876_000_000 + 403_000_000
 """Weights of E2B's matrices, the head included, that a token reads."""
@@ -47,12 +50,15 @@ BOARDS = (
     Board("Pi 4", "neon", "cortex-a72", 1.8e9, 4.5e9),
 )
 CORES = 4
+OLDEST_LLVM = 17
+"""The first version that simulates a Neoverse N1."""
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--llvm-mca", default="llvm-mca", metavar="PATH")
     mca = parser.parse_args().llvm_mca
+    check_version(mca)
     counts, model = [], []
     for board in BOARDS:
         taken = {}
@@ -72,6 +78,17 @@ def main() -> None:
     print(
         table(["board", "decode tok/s", "1 row ms", "5 rows ms", "8 rows ms", "prefill tok/s"], model, left={"board"})
     )
+
+
+def check_version(mca: str) -> None:
+    """
+    Raises:
+        UsageError: this llvm-mca is older than OLDEST_LLVM.
+    """
+    answer = subprocess.run([mca, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"LLVM version (\d+)", answer)
+    if found and int(found[1]) < OLDEST_LLVM:
+        raise UsageError(f"{mca} is of LLVM {found[1]}, which does not know the Neoverse N1: name one of 17 or later")
 
 
 def seconds(board: Board, weights: int, block_cycles: float) -> float:
