@@ -14,8 +14,10 @@ const MOST_SIDE = 16384;
 const SMALLER_SIDE = 4096; // of a picture that is made smaller: the model sees 2.6 million pixels at most
 const QUALITY = 0.92;
 const SHOWN_SIDE = 260; // pixels of a picture in the conversation
+const UNSENT = "ondevice.unsent"; // the text of the message that is being written, over a reload of this tab
 const LONGEST_S = Math.floor((MOST_BYTES - 100) / 32000); // of a recording
 
+const session = store.storage("sessionStorage");
 let own = null; // the attachments of the message that is being written
 let recording = null; // what ends the recording that goes on
 let acts = {}; // { say, send, reads, editor }
@@ -154,7 +156,16 @@ audio }, and `editor` returns the attachments of the message that is being edite
 export function setUp(given) {
   acts = given;
   own = new Attachments($("attached"), $("message"), acts.say);
+  $("message").value ||= session.getItem(UNSENT) ?? "";
 }
+
+addEventListener("pagehide", () => {
+  try {
+    session.setItem(UNSENT, $("message").value);
+  } catch {
+    // no room: as a page without this
+  }
+});
 
 const readsFiles = () => acts.reads().vision || acts.reads().audio;
 

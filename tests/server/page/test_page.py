@@ -39,6 +39,21 @@ def test_send_and_stream(open_page, scripted):
     expect(page.locator(".figures")).to_have_text(re.compile(r"\d+ tokens · \d+\.\d tokens/s"))
 
 
+def test_a_reload_keeps_the_message_that_is_being_written(open_page, scripted):
+    page = open_page(scripted.served)
+    message = page.get_by_label("Message", exact=True)
+    message.fill("half a\nmessage")
+    page.reload()
+    expect(message).to_have_value("half a\nmessage")
+    expect(page.locator("#model")).to_have_text("reference")
+    scripted.says("Yes.<turn|>")
+    message.press("Enter")
+    wait_for_end(page)
+    page.reload()
+    expect(page.locator(".user .text")).to_have_text("half a\nmessage")
+    expect(message).to_have_value("")
+
+
 def test_markdown_and_nothing_else(open_page, scripted):
     """Formatting reaches the page; HTML is text, and no script, picture, form or style comes from a reply."""
     page = open_page(scripted.served)
