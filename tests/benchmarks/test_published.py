@@ -13,6 +13,7 @@ from benchmarks.drafts.real_text_tables import Record
 from benchmarks.publish import pages
 from benchmarks.publish.pages import FIRST_REAL_TEXT, OTHER_CPU, all_results, filled
 from benchmarks.publish.real_text import (
+    Setting,
     drafting_text,
     first_page_text,
     lengths_sentence,
@@ -43,6 +44,20 @@ def test_the_pages_quote_the_results() -> None:
     ):
         written = page.read_text("utf-8")
         assert filled(written, text, heading) == written
+
+
+def test_a_ratio_is_that_of_the_columns_beside_it() -> None:
+    """Speed-ups have two digits: of 2.04 and 0.70 the ratio would be 2.91."""
+    speeds = {
+        "plain": (37.3, 1.0),
+        "auto": (76.2, 2.04),
+        "llama.cpp plain": (25.1, 0.67),
+        "llama.cpp mtp 3": (26.3, 0.70),
+    }
+    settings = {name: Setting(*figures, varied=1.0, prompts=16) for name, figures in speeds.items()}
+    found = dict.fromkeys((0.0, 1.0), settings)
+    rows = [line.split("|") for line in first_page_text(found, found).splitlines() if "arithmetic" in line]
+    assert [[cell.strip() for cell in row[5:9]] for row in rows] == [["76.2", "26.3", "2.04", "2.90"]] * 4
 
 
 @pytest.fixture
