@@ -120,7 +120,7 @@ def _options(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
 
 
 def trained_sentences(results: str) -> str:
-    """The README's sentences on a published model with a trained drafter; empty if it was not measured."""
+    """The README's item on a published model with a trained drafter; empty if it was not measured."""
     if f"\n{TRAINED}\n" not in results:
         return ""
     found = read_settings(results, TRAINED)
@@ -128,7 +128,7 @@ def trained_sentences(results: str) -> str:
     cpu = re.search(r"engine simd, \d+ threads, (.+?), (?:Linux|Darwin|Windows)", results.split(f"\n{TRAINED}\n")[1])
     assert cpu, TRAINED
     return (
-        " On a published model of 135 M weights, SmolLM2-135M-Instruct, `auto` with the drafter that this repository "
+        "On a published model of 135 M weights, SmolLM2-135M-Instruct, `auto` with the drafter that this repository "
         f"trained for it gives {greedy['auto'].speed_up:.2f} times plain decoding at temperature 0 and "
         f"{sampled['auto'].speed_up:.2f} times at 1, over {greedy['auto'].prompts} prompts of seven kinds, on an "
         f"{cpu[1]}. That is {over_llama(greedy):.1f} and {over_llama(sampled):.1f} times the fastest setting of "
@@ -137,35 +137,36 @@ def trained_sentences(results: str) -> str:
 
 
 def lengths_sentence(results: str) -> str:
-    """The README's sentence on all lengths of llama.cpp's drafts; empty if they were not measured."""
+    """The README's item on all lengths of llama.cpp's drafts; empty if they were not measured."""
     if f"\n{LLAMA_LENGTHS}\n" not in results:
         return ""
     found = read_settings(results, LLAMA_LENGTHS)
     greedy, sampled = (f"{over_llama(found[temperature]):.1f}" for temperature in TEMPERATURES)
     return (
-        f" On a third CPU, with AVX2 alone, `ondevice` was {greedy} and {sampled} times as fast as the best of all of "
+        f"On a third CPU, with AVX2 alone, `ondevice` was {greedy} and {sampled} times as fast as the best of all of "
         "llama.cpp's settings, among them MTP drafts of 1 to 8 tokens, fixed, ended by probability, and sampled, over "
         f"{found[TEMPERATURES[0]]['auto'].prompts} prompts."
     )
 
 
-def readme_text(found: Found, other_cpu: Found, lengths: str = "", trained: str = "") -> str:
-    """The README's sentences below its picture; `lengths` is `lengths_sentence`, `trained` are `trained_sentences`."""
+def readme_text(found: Found, other_cpu: Found, *more: str) -> str:
+    """The README's list below its picture; `more` are `lengths_sentence` and `trained_sentences`, left out if empty."""
     greedy, sampled = (found[temperature]["auto"] for temperature in TEMPERATURES)
     lead, sampled_lead = (over_llama(found[temperature]) for temperature in TEMPERATURES)
     slower, slower_sampled = (other_cpu[temperature]["auto"] for temperature in TEMPERATURES)
     slower_lead, slower_sampled_lead = (over_llama(other_cpu[temperature]) for temperature in TEMPERATURES)
-    text = (
+    first = (
         f"Over {greedy.prompts} prompts, `ondevice` with drafts decodes {greedy.speed_up:.1f} times as fast as without "
         f"them at temperature 0 ({greedy.varied:.1f} times where the text does not repeat itself) and "
         f"{sampled.speed_up:.1f} times at temperature 1. That is {lead:.1f} and {sampled_lead:.1f} times the fastest "
-        "setting of llama.cpp (no drafts, n-grams, MTP drafts of its default length), on the same weights and cores. "
-        "On a CPU with less arithmetic per byte of memory, drafts "
-        f"give {slower.speed_up:.1f} and {slower_sampled.speed_up:.1f} times, which is {slower_lead:.1f} and "
-        f"{slower_sampled_lead:.1f} times llama.cpp's best.{lengths} The weights are not Gemma's, whose own "
-        "MTP drafter may be accepted more or less often."
+        "setting of llama.cpp (no drafts, n-grams, MTP drafts of its default length), on the same weights and cores."
     )
-    return textwrap.fill(text + trained, WIDTH) + "\n"
+    second = (
+        f"On a CPU with less arithmetic per byte of memory, drafts give {slower.speed_up:.1f} and "
+        f"{slower_sampled.speed_up:.1f} times, which is {slower_lead:.1f} and {slower_sampled_lead:.1f} times "
+        "llama.cpp's best."
+    )
+    return _items(filter(None, (first, second, *more)))
 
 
 def over_llama(settings: Mapping[str, Setting]) -> float:
@@ -200,7 +201,12 @@ def drafting_text(found: Found) -> str:
         "without.",
         f"Medusa's heads give {heads} at temperature 0 and {heads_1} at 1.",
     ]
-    return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in sentences)
+    return _items(sentences)
+
+
+def _items(texts: Iterable[str]) -> str:
+    """A list in Markdown."""
+    return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in texts)
 
 
 def _listed(settings: Iterable[Setting]) -> str:
