@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from pair.card import table
 
+from benchmarks.command import run_command
+
 TEXTS = {"replies": "held-out replies", "prompts": "given prompts"}
 HEADER = ["", "replies", "tokens a round", "against the first", "first drafts accepted"]
 
@@ -67,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -5,7 +5,6 @@ interpreter's standard library, on which any pair's bits per byte can be compare
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -27,6 +26,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
+
+from benchmarks.command import command_line, run_command
+from ondevice_export.checkpoint.json_fields import read_json
 
 BLOCK, BLOCKS = 2048, 24
 PROMPTS, PROMPT, CONTINUED = 32, 128, 192  # rows, their tokens, and the tokens that the target adds
@@ -234,12 +236,27 @@ def written(pair: Pair, ids: list[int]) -> str:
 
 
 def load_pair(directory: Path) -> Pair:
-    """The checkpoints of this repository, computed in float32."""
+    """The checkpoints of this repository, computed in float32.
+
+    Raises:
+        CheckpointError: a directory holds none: transformers would look for its name on the hub.
+    """
+    for each in ("target", "drafter"):
+        read_json(directory / each / "config.json")
     target = Gemma4ForCausalLM.from_pretrained(directory / "target", dtype=torch.float32)
     drafter = Gemma4AssistantForCausalLM.from_pretrained(directory / "drafter", dtype=torch.float32)
     return Pair(target.eval(), drafter.eval(), Tokenizer.from_file(str(directory / "target" / "tokenizer.json")))
 
 
+def main() -> None:
+    """Print the figures of a pair."""
+    parser = command_line(__doc__)
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path(__file__).parents[1] / "reference", metavar="DIR"
+    )
+    pair = load_pair(parser.parse_args().directory)
+    print(json.dumps(evaluate(pair, held_out_stream(pair.tokenizer, read_library())), indent=2))
+
+
 if __name__ == "__main__":
-    shown = load_pair(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "reference")
-    print(json.dumps(evaluate(shown, held_out_stream(shown.tokenizer, read_library())), indent=2))
+    run_command(main)

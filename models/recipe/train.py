@@ -25,6 +25,8 @@ from tokenizers import Tokenizer
 from training.run import hardware, spent_budget
 from training.workers import launch
 
+from benchmarks.command import run_command
+
 MODELS = Path(__file__).resolve().parent.parent
 RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}
 UNLIKELIHOOD_TOKENS = 330_000  # of the corpus, and as many of the target's own text
@@ -130,4 +132,4 @@ def training(work: Path, stage: str, device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

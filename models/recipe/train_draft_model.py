@@ -21,6 +21,8 @@ from training.run import hardware, spent_budget
 from training.workers import launch
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
+from benchmarks.command import run_command
+
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks of the target's own text that are never trained on
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # files of a checkpoint
@@ -132,4 +134,4 @@ def describe(work: Path, name: str, agreement: float, *, out: Path, device: torc
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

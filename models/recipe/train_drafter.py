@@ -40,6 +40,7 @@ from training.distillation import acceptance, both, cross_entropy, frozen_gradie
 from training.precision import PRODUCTS
 from training.run import Run, hardware, spent_budget
 
+from benchmarks.command import run_command
 from ondevice.bundle import Bundle
 from ondevice_export import export as export_bundle
 
@@ -346,4 +347,4 @@ def write_acceptance(directory: Path, measured: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

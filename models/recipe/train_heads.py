@@ -24,6 +24,8 @@ from training.precision import PRODUCTS
 from training.run import Run, hardware, spent_budget
 from training.schedule import Budget
 
+from benchmarks.command import run_command
+
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks that are never trained on
 STEP_BLOCKS = 4
@@ -273,4 +275,4 @@ def save(heads: Heads, config: dict[str, Any], run: HeadsRun, out: Path) -> None
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

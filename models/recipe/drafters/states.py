@@ -21,6 +21,7 @@ from tqdm import tqdm
 from training.precision import PRODUCTS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 LENGTH = 512  # tokens of a block; training does not look across its end
@@ -44,7 +45,12 @@ class FrozenTarget:
 
     @classmethod
     def load(cls, directory: Path, name: str, device: torch.device) -> FrozenTarget:
-        """Load from a checkpoint's directory, in float32 on a CPU, else in bfloat16."""
+        """Load from a checkpoint's directory, in float32 on a CPU, else in bfloat16.
+
+        Raises:
+            CheckpointError: the directory holds none: transformers would look for its name on the hub.
+        """
+        read_json(directory / "config.json")
         config = AutoConfig.from_pretrained(directory)
         text = config.get_text_config()
         kind = AutoModelForCausalLM if config is text else AutoModelForImageTextToText
