@@ -7,5 +7,6 @@ which one line on stderr explains; 130 Ctrl-C; 141 broken pipe. Modules with `ad
 `ondevice_export.command`.
 
 Shared: `options.py` (model, sampling and drafting options), `prompts.py` (prompts from arguments, stdin and files;
-pictures and sounds), `terminal/` (colours and aligned text, bars and Ctrl-C, a reply while it is generated).
+pictures and sounds), `origins.py` (what bundles were made of), `terminal/` (colours and aligned text, bars and Ctrl-C,
+a reply while it is generated).
 """

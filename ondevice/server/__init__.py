@@ -5,7 +5,8 @@ In: HTTP requests with JSON bodies. Out: one JSON object, or a stream of events.
 1. app.py: paths and endpoints. `Endpoints.generate` is the whole way of a request in ten lines.
 2. apis/openai.py: `read_chat_completion` reads this API's own fields, `ChatCompletionWriter` writes its response. The
    other files of apis/ do the same for theirs.
-3. requests.py: `Fields` checks a JSON body, `read_request` makes a `CompletionRequest`, `RequestError` is any refusal.
+3. requests.py: `RequestFields` checks a JSON body, `read_request` makes a `CompletionRequest`, `RequestError` is any
+   refusal.
 4. replies.py: `AdmissionQueue` admits the request, `Replies` generates its choices and yields events.
 5. delivery.py: `ResponseWriter` turns events into JSON, `deliver` sends it, and cancels when the client disconnects.
 

@@ -120,7 +120,8 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
 
 
 class Endpoints:
-    """The function that answers each path. `generate` and `query` make endpoints, the other methods are endpoints.
+    """The function that answers each path. `generate`, `query` and `describe` make endpoints, the other public methods
+    are endpoints.
 
     Nothing of a request's size runs on the event loop: `Bodies` parses in a thread of its own, and
     `AdmissionQueue.work` does the rest in others. A client that disconnects meanwhile ends its request.

@@ -1,8 +1,8 @@
 """Send the response to a request, as one JSON object or as a stream of events.
 
-`ResponseWriter` is what an API implements (the files of `apis`): it turns the events of `Replies`
-into JSON. Framing, keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects
-are here, the same for all APIs.
+`ResponseWriter` is what an API implements (the files of `apis`): it turns the events of `Replies` into JSON. Framing,
+keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects are here, the same for
+all APIs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Read a request: its JSON as `Fields`, and these as a `CompletionRequest`; a mistake raises a `RequestError`.
+"""Read a request: its JSON as `RequestFields`, and these as a `CompletionRequest`; a mistake raises a `RequestError`.
 
-The modules of the APIs (openai.py, anthropic.py, responses.py) read the fields that only they have. Sampling, token
-limit, stop strings, drafter and response format are read here, for all of them.
+The modules of `apis` read the fields that only their API has. Sampling, token limit, stop strings, drafter and response
+format are read here, for all of them.
 """
 
 from __future__ import annotations

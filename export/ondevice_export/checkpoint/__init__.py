@@ -2,7 +2,7 @@
 
 Read `models` first: it opens target and drafter and checks every tensor's shape; `heads` does so for trained heads.
 
-    source               local directories, or repositories on the hub, which are downloaded
+    source               local directories and GGUF files, or repositories on the hub, which are downloaded
     config               `config.json` in one spelling, which `families` reads; `json_fields` checks each field
     rope                 rotary frequencies of every type
     vision, audio        the towers of a target, if its checkpoint has them; `towers` is what both have in common

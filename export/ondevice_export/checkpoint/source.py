@@ -1,4 +1,4 @@
-"""Finds checkpoints: local directories, or repositories on the hub, which are downloaded."""
+"""Finds checkpoints: local directories and GGUF files, or repositories on the hub, which are downloaded."""
 
 from __future__ import annotations
 

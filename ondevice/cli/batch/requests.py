@@ -111,7 +111,7 @@ class RequestFile:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise PromptError(f"{path} is no regular file, but is read twice: write the prompts to a file first")
             self.count = sum(1 for line in file if line.strip())
-        """Number of lines that are not blank."""
+            """Number of lines that are not blank."""
 
     def __iter__(self) -> Iterator[Request]:
         lines_of: dict[str | int, int] = {}

@@ -76,7 +76,7 @@ def run_mtp_list(args: argparse.Namespace) -> int:
             "temperature": args.temperature or 0.0,
             "seed": args.seed,
         }
-        with ProgressBar("nine prompts", unit="run") as bar:
+        with ProgressBar("mtp-bench", unit="run") as bar:
             total = len(variants) * len(prompts)
             done = iter(range(1, total + 1))
             turns = [*run_in_turns(variants, prompts, options, progress=lambda: bar.show(next(done), total))]
