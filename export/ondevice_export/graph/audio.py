@@ -126,7 +126,7 @@ class AudioGraph:
     def _feed_forward(self, module: Module, hidden: ir.Value) -> ir.Value:
         """`hidden + weight * norm(down(silu(up(norm(hidden)))))` (Gemma4AudioFeedForward)."""
         builder = self._builder
-        wide = self._silu(self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
+        wide = self._builder.silu(self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
         narrow = module.norm(self._linears.add(module, wide, "ffw_layer_2"), "post_layer_norm")
         return builder.op("Add", builder.op("Mul", narrow, builder.scalar(self._config.residual_weight)), hidden)
 
@@ -151,7 +151,7 @@ class AudioGraph:
             weight = builder.op("Gather", taps, builder.constant(np.array(tap, np.int64)), axis=0)
             parts.append(builder.op("Mul", rows, weight))
         total = reduce(partial(builder.op, "Add"), parts)
-        mixed = self._silu(module.norm(total, "conv_norm"))
+        mixed = self._builder.silu(module.norm(total, "conv_norm"))
         return builder.op("Add", self._linears.add(module, mixed, "linear_end"), hidden)
 
     def _attend(self, module: Module, x: ir.Value, masks: ir.Value) -> ir.Value:
@@ -214,9 +214,6 @@ class AudioGraph:
         made = waves @ module.read(RELATIVE).astype(np.float64).T / KEY_SCALE
         by_head = made.reshape(config.keys + 1, config.query_heads, config.head_dim).transpose(1, 2, 0)
         return np.ascontiguousarray(by_head, np.float32)
-
-    def _silu(self, x: ir.Value) -> ir.Value:
-        return self._builder.op("Mul", x, self._builder.op("Sigmoid", x))
 
     def _project(self, hidden: ir.Value) -> ir.Value:
         """`projection(norm(output(hidden)))`, the norm without a weight: [T, D] -> [T, H]."""

@@ -96,6 +96,10 @@ class GraphBuilder:
         """Reshape to `shape`; 0 copies the input's dimension at that index, -1 is inferred from the others."""
         return self.op("Reshape", value, self.integers(*shape))
 
+    def silu(self, value: ir.Value) -> ir.Value:
+        """x * sigmoid(x)."""
+        return self.op("Mul", value, self.op("Sigmoid", value))
+
     def model(self, producer_version: str) -> ir.Model:
         """The finished model."""
         graph = ir.Graph(

@@ -50,7 +50,9 @@ class HeadsGraph:
 
     def _medusa(self) -> ir.Value:
         """`x + silu(W[j] x)` (Medusa's ResBlock): [1, H] -> [k, H]."""
-        return self._residual(self._hidden, self._silu(self._rows(self._module.linear(self._hidden, "medusa.blocks"))))
+        return self._residual(
+            self._hidden, self._builder.silu(self._rows(self._module.linear(self._hidden, "medusa.blocks")))
+        )
 
     def _blockwise(self) -> ir.Value:
         """`norm(x + V[j] relu(U x))`: [1, H] -> [k, H]."""
@@ -61,13 +63,10 @@ class HeadsGraph:
     def _exit(self) -> ir.Value:
         """`x + silu(W x)` of `x = norm(hidden)`: [1, H] -> [1, H]."""
         entry = self._module.norm(self._hidden, "exit.norm")
-        return self._residual(entry, self._silu(self._module.linear(entry, "exit.block")))
+        return self._residual(entry, self._builder.silu(self._module.linear(entry, "exit.block")))
 
     def _rows(self, steps: ir.Value) -> ir.Value:
         return self._builder.reshape(steps, self._heads.offsets, self._target.hidden_size)
-
-    def _silu(self, x: ir.Value) -> ir.Value:
-        return self._builder.op("Mul", x, self._builder.op("Sigmoid", x))
 
     def _residual(self, x: ir.Value, steps: ir.Value) -> ir.Value:
         return self._builder.op("Add", x, steps)

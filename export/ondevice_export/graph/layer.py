@@ -91,9 +91,9 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
 
 
 def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.Value:
-    """GELU in its tanh approximation, or SiLU, x * sigmoid(x)."""
+    """GELU in its tanh approximation, or SiLU."""
     if activation == "silu":
-        return builder.op("Mul", x, builder.op("Sigmoid", x))
+        return builder.silu(x)
     return builder.op("Gelu", x, approximate="tanh")
 
 
