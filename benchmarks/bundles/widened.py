@@ -461,26 +461,22 @@ class WidePair:
 
 
 @contextmanager
-def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
-    """Open a pair and widen it to one of `SIZES`.
-
-    Args:
-        pair: a directory with `target`, `drafter` and `heads`.
-    """
+def widened(size: str) -> Iterator[WidePair]:
+    """Open the pair and widen it to one of `SIZES`."""
     fields, drafter_fields = SIZES[size]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        source = stack.enter_context(open_target(locate(str(pair / "target")), lambda line: None))
-        assistant = stack.enter_context(open_drafter(locate(str(pair / "drafter")), source))
-        trained = stack.enter_context(open_heads(locate(str(pair / "heads")), source))
-        own = read_json(pair / "target" / "config.json")
+        source = stack.enter_context(open_target(locate(str(PAIR / "target")), lambda line: None))
+        assistant = stack.enter_context(open_drafter(locate(str(PAIR / "drafter")), source))
+        trained = stack.enter_context(open_heads(locate(str(PAIR / "heads")), source))
+        own = read_json(PAIR / "target" / "config.json")
         kept = {name: own[name] for name in (*OF_THE_PAIR, *CONTROL) if name in own}
         fields = {**fields, **kept}
-        target = _wide_target(source, _checkout(directory / f"widened-{size}", fields, pair / "target"), fields)
+        target = _wide_target(source, _checkout(directory / f"widened-{size}", fields, PAIR / "target"), fields)
         config = target.config
         text = {name: own[name] for name in OF_THE_PAIR[:-1] if name in own}
         drafter_fields = {**drafter_fields, "text_config": {**drafter_fields["text_config"], **text}}
-        drafter_checkout = _checkout(directory / f"widened-{size}-assistant", drafter_fields, pair / "drafter")
+        drafter_checkout = _checkout(directory / f"widened-{size}-assistant", drafter_fields, PAIR / "drafter")
         entry = read_drafter(drafter_fields, drafter_checkout.id, config)
         shapes = drafter_shapes(entry, config)
         clusters, wide = _shortlists(assistant.config.shortlist, entry.shortlist)
@@ -496,21 +492,17 @@ def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
 
 
 @contextmanager
-def widened_draft_model(vocab_size: int, pair: Path = PAIR) -> Iterator[TargetCheckpoint]:
-    """Open a pair's draft model, with a vocabulary of this size.
-
-    Args:
-        pair: a directory with `draft-model`.
-    """
+def widened_draft_model(vocab_size: int) -> Iterator[TargetCheckpoint]:
+    """Open the pair's draft model, with a vocabulary of this size."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        source = stack.enter_context(open_target(locate(str(pair / "draft-model")), lambda line: None))
-        fields = read_json(pair / "draft-model" / "config.json") | {
+        source = stack.enter_context(open_target(locate(str(PAIR / "draft-model")), lambda line: None))
+        fields = read_json(PAIR / "draft-model" / "config.json") | {
             "hidden_size": source.config.hidden_size + BLOCK,
             "vocab_size": vocab_size,
             "vocab_size_per_layer_input": vocab_size,
         }
-        checkout = _checkout(directory / "widened-draft-model", fields, pair / "draft-model")
+        checkout = _checkout(directory / "widened-draft-model", fields, PAIR / "draft-model")
         yield _wide_target(source, checkout, fields)
 
 
@@ -531,10 +523,10 @@ def _checkout(directory: Path, fields: Mapping[str, Any], pair: Path) -> Checkou
     return Checkout(directory, directory.name)
 
 
-def write_bundle(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str = "int4", pair: Path = PAIR) -> None:
+def write_bundle(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str = "int4") -> None:
     """Write the bundle with drafter and heads; an older one there is replaced."""
     options = ExportOptions(quantize=quantize, head_bits=head_bits)
-    with widened(size, pair) as wide, BundleWriter(out) as bundle:
+    with widened(size) as wide, BundleWriter(out) as bundle:
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         table = graphs.write_target(wide.target)
         graphs.write_drafter(wide.drafter, wide.target.config, table)
@@ -543,12 +535,10 @@ def write_bundle(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str
         bundle.commit(make_manifest(wide.target, wide.drafter, options, wide.heads), graphs.tensors)
 
 
-def write_draft_model(
-    out: Path, size: str = "E2B", head_bits: int = 8, quantize: str = "int4", pair: Path = PAIR
-) -> None:
+def write_draft_model(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str = "int4") -> None:
     """Write the bundle of the pair's draft model for a target of `SIZES`; an older one there is replaced."""
     options = ExportOptions(quantize=quantize, head_bits=head_bits)
-    with widened_draft_model(SIZES[size][0]["vocab_size"], pair) as wide, BundleWriter(out) as bundle:
+    with widened_draft_model(SIZES[size][0]["vocab_size"]) as wide, BundleWriter(out) as bundle:
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         graphs.write_target(wide)
         copy_text_files(wide.checkout.directory, bundle.directory, print)

@@ -81,18 +81,22 @@ class Record:
         return median((other / plain.tokens) / (own / self.tokens) for own, other in pairs)
 
 
-def repeated_share(token_ids: Sequence[int], size: int = GRAM) -> float:
-    """Share of tokens that lie in an n-gram of this size that occurs more than once."""
-    grams = [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
+def repeated_share(token_ids: Sequence[int]) -> float:
+    """Share of tokens that lie in a gram of GRAM tokens that occurs more than once."""
+    grams = _grams(token_ids, GRAM)
     counts = Counter(grams)
-    inside = {start + place for start, gram in enumerate(grams) if counts[gram] > 1 for place in range(size)}
+    inside = {start + place for start, gram in enumerate(grams) if counts[gram] > 1 for place in range(GRAM)}
     return len(inside) / len(token_ids) if token_ids else 0.0
 
 
-def seen_grams(token_ids: Sequence[int], size: int = 4) -> float:
-    """Share of n-grams of this size that occurred before."""
-    grams = [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
+def seen_grams(token_ids: Sequence[int]) -> float:
+    """Share of 4-grams that occurred before."""
+    grams = _grams(token_ids, 4)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _grams(token_ids: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
 
 
 def long_enough(records: Sequence[Record]) -> list[Record]:
