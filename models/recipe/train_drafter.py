@@ -43,6 +43,7 @@ from training.run import Run, hardware, spent_budget
 from benchmarks.command import run_command
 from ondevice.bundle import Bundle
 from ondevice_export import export as export_bundle
+from ondevice_export.checkpoint.source import locate
 
 MODELS = Path(__file__).resolve().parent.parent
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
@@ -222,7 +223,9 @@ def parse_args() -> argparse.Namespace:
         help="default: cuda if there is one",
     )
     parser.add_argument("--run", default="drafter", help="name of the saved run in --work")
-    parser.add_argument("--work", type=Path, default=MODELS / ".work" / "target-drafter", help="replies, states, runs")
+    parser.add_argument(
+        "--work", type=Path, default=MODELS / ".work" / "target-drafter", help="replies, states and runs of one target"
+    )
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is none here that PyTorch can use")
@@ -241,11 +244,17 @@ def main() -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Write lessons, and those of given prompts. The target's memory is free again before training opens it anew."""
+    """Write lessons, and those of given prompts. The target's memory is free again before training opens it anew.
+
+    Raises:
+        SystemExit: the directory of the work is that of another target, or there are too few replies.
+    """
     args.work.mkdir(parents=True, exist_ok=True)
     bundle, given = args.work / "bundle", args.work / "held-out"
     if not bundle.exists():
         export_bundle(args.target, bundle, drafter="none", heads="none")
+    elif (known := Bundle.open(bundle).manifest.sources["target"].id) != locate(str(args.target)).id:
+        raise SystemExit(f"{args.work} has the replies of {known}: name another --work for {args.target}")
     messages = [] if given.exists() else held_out(args.held_out)
     if args.device.type == "cpu":
         write_replies(bundle, args.work, args.replies)

@@ -1,6 +1,7 @@
 """A drafter for any decoder with full attention: its rounds against transformers, its measure, a run that is killed."""
 
 import json
+import shutil
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -258,12 +259,20 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
 
 def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
-    args = Namespace(work=work, held_out=[], device=CPU, replies=1)
-    (work / "bundle").mkdir()
+    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)
     train_drafter.prepare(args)
     monkeypatch.setattr(lessons, "HELD_OUT_EVERY", 1000)
     with pytest.raises(SystemExit, match="too few replies"):
         train_drafter.prepare(args)
+
+
+def test_replies_of_another_target_are_not_learnt_from(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
+    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)
+    train_drafter.prepare(args)
+    other = shutil.copytree(args.target, work.parent / "other")
+    with pytest.raises(SystemExit, match="has the replies of target: name another --work"):
+        train_drafter.prepare(Namespace(**{**vars(args), "target": other}))
 
 
 def test_the_error_of_tokens_a_round_is_that_of_a_mean_where_all_replies_have_as_many_rounds() -> None:
