@@ -3,7 +3,7 @@
 In: `response_format` and `tool_choice` of a request, the tools' schemas, and the tokenizer. Out: the loop's
 `Constraint` (allowed tokens after a path, and forced ones), which knows token ids only.
 
-Read `reply_grammar.py` first: it writes the grammar of a whole reply. `response_format.py` checks the caller's options,
-`call_forms.py` and `gemma_calls.py` write the grammars of tool calls, `matcher.py` compiles a grammar and follows it
-token by token.
+Read `reply_grammar.py` first: it writes the grammar of a whole reply. `response_format.py` checks the caller's options
+and `limits.py` what a grammar may cost, `call_forms.py` and `gemma_calls.py` write the grammars of tool calls,
+`matcher.py` compiles a grammar and follows it token by token.
 """

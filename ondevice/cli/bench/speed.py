@@ -149,10 +149,10 @@ def cases_of(
     """Every test, with every drafter and draft length if it generates."""
     cases = []
     for test in tests:
-        if not test.new or "none" in drafters:
+        if not test.new or PLAIN.drafter in drafters:
             cases.append(SpeedCase(test, PLAIN))
         if test.new:
-            named = [name for name in drafters if name != "none"]
+            named = [name for name in drafters if name != PLAIN.drafter]
             cases += [SpeedCase(test, Configuration(name, length)) for name in named for length in lengths]
             cases += [
                 SpeedCase(test, Configuration("simulated", length), accept) for accept in accepts for length in lengths
