@@ -8,7 +8,6 @@ is part of this repository: their licences are their publishers', and Gemma's an
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import command_line, run_command
 from ondevice.machine import cache_directory
 
 
@@ -178,7 +178,7 @@ def _check(found: str, expected: str, name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("name", choices=FILES)
     try:
         path = fetch(parser.parse_args().name, lambda message: print(message, file=sys.stderr))
@@ -188,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

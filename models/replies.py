@@ -8,6 +8,7 @@ The bundle is that of `make demo`. Replies are greedy: `ondevice` writes the sam
 from __future__ import annotations
 
 import ondevice
+from benchmarks.command import run_command
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -38,4 +39,4 @@ as they are. The model has 135 million parameters.""")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
