@@ -11,7 +11,7 @@ help:
 	@echo "make pair    the same with the small pair of this repository; downloads no model"
 	@echo "make check   what takes under a minute: ruff, mypy, and the tests of imports, names and public interfaces"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
-	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed (ROOMS=tests/native: some of them)"
+	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed (TESTS=tests/native: some of them)"
 	@echo "make frozen  freeze the desktop example with PyInstaller and cx_Freeze, and start it twice"
 	@echo "make fuzz    damaged bundles, hostile numbers, checkpoints, media, options and requests for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
@@ -60,7 +60,7 @@ frozen: $(VENV)/.dev
 SECONDS ?= 60
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 2 --dist worksteal $(ROOMS)
+	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 2 --dist worksteal $(TESTS)
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

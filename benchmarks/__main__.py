@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.command import command_line, run_command
 
-FOLDER = Path(__file__).parent
-ROOMS = ("speed", "drafts", "memory", "quality", "bundles", "publish", "peers")
+HERE = Path(__file__).parent
+FOLDERS = ("speed", "drafts", "memory", "quality", "bundles", "publish", "peers")
 
 INTRODUCTION = """\
 # Benchmarks
@@ -45,7 +45,7 @@ class Benchmark:
     def results(self) -> list[Path]:
         """The pages with tables that it printed."""
         pattern = re.compile(rf"\b{re.escape(self.module)}\b")
-        return [page for page in sorted((FOLDER / "results").glob("*.md")) if pattern.search(page.read_text("utf-8"))]
+        return [page for page in sorted((HERE / "results").glob("*.md")) if pattern.search(page.read_text("utf-8"))]
 
 
 def docstring(path: Path) -> str:
@@ -53,11 +53,11 @@ def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
 
 
-def benchmarks(room: str) -> Iterator[Benchmark]:
-    """The commands of a room, the one that is to be read first before the others."""
-    first = docstring(FOLDER / room / "__init__.py").partition("Read `")[2].partition("`")[0]
-    for path in sorted((FOLDER / room).glob("*.py"), key=lambda path: (path.name != first, path.name)):
-        module, doc = f"benchmarks.{room}.{path.stem}", docstring(path)
+def benchmarks(folder: str) -> Iterator[Benchmark]:
+    """The commands of a folder, the one that is to be read first before the others."""
+    first = docstring(HERE / folder / "__init__.py").partition("Read `")[2].partition("`")[0]
+    for path in sorted((HERE / folder).glob("*.py"), key=lambda path: (path.name != first, path.name)):
+        module, doc = f"benchmarks.{folder}.{path.stem}", docstring(path)
         found = re.search(rf"^    python -m {module}\b.*(?:\n        .*)*", doc, re.MULTILINE)
         if found is not None:
             command = found[0].partition(" # ")[0]
@@ -69,9 +69,9 @@ def benchmarks(room: str) -> Iterator[Benchmark]:
 def listing() -> str:
     """The text that the command prints."""
     parts = []
-    for room in ROOMS:
-        parts.append(f"{room}: {_about(room)}\n")
-        for each in benchmarks(room):
+    for folder in FOLDERS:
+        parts.append(f"{folder}: {_about(folder)}\n")
+        for each in benchmarks(folder):
             parts += [textwrap.fill(each.question, 100, initial_indent="  ", subsequent_indent="  ")]
             parts += [f"      {each.command}\n"]
     return "\n".join(parts)
@@ -80,11 +80,11 @@ def listing() -> str:
 def markdown() -> str:
     """The README of this folder."""
     parts = [INTRODUCTION]
-    for room in ROOMS:
-        parts.append(f"## {room}\n\n{_about(room)}\n")
+    for folder in FOLDERS:
+        parts.append(f"## {folder}\n\n{_about(folder)}\n")
         lines = []
-        for each in benchmarks(room):
-            pages = ", ".join(f"[{page.stem}]({page.relative_to(FOLDER).as_posix()})" for page in each.results())
+        for each in benchmarks(folder):
+            pages = ", ".join(f"[{page.stem}]({page.relative_to(HERE).as_posix()})" for page in each.results())
             lines.append(f"| {each.question} | `{each.command}` | {pages} |")
         if lines:
             title = "question" if "?" in lines[0] else "purpose"
@@ -92,8 +92,8 @@ def markdown() -> str:
     return "\n".join(parts)
 
 
-def _about(room: str) -> str:
-    return docstring(FOLDER / room / "__init__.py").partition("\n\n")[0]
+def _about(folder: str) -> str:
+    return docstring(HERE / folder / "__init__.py").partition("\n\n")[0]
 
 
 def main() -> None:

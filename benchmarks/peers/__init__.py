@@ -1,4 +1,4 @@
 """Other engines, on the same shapes or files: llama.cpp by its programs or the package xllamacpp, and OpenVINO.
 
-Read `llama_programs.py` first. Nothing here is a benchmark: the other rooms measure these engines in turn with ours.
+Read `llama_programs.py` first. Nothing here is a benchmark: the other folders measure these engines in turn with ours.
 """

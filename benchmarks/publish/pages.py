@@ -1,7 +1,7 @@
 """Pages of results: where their tables are, reading tables, and replacing measured blocks.
 
 `benchmarks/RESULTS.md` is the first page, and `benchmarks/results/` has a page per question. In each, the text between
-the lines `<!-- measured -->` and `<!-- /measured -->` is written by a command of this room.
+the lines `<!-- measured -->` and `<!-- /measured -->` is written by a command of this folder.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
     else:
         tokens = {"target": args.tokens, "unlikelihood": UNLIKELIHOOD_TOKENS, "drafter": args.drafter_tokens}[stage]
         if spent_budget(state(args.work, stage), tokens).progress < 1:
-            launch(train, processes, args.work / "meeting", stage, args.work, device, tokens)
+            launch(train, processes, args.work / "store", stage, args.work, device, tokens)
 
 
 def state(work: Path, stage: str) -> Path:

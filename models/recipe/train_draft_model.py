@@ -67,7 +67,7 @@ def main() -> None:
     held_out = write_streams(args, target, work)
     if spent_budget(work / "draft-model.pt", args.tokens).progress < 1:
         processes = 1 if args.device == "cuda" else min(4, os.cpu_count() or 1)
-        launch(train, processes, work / "meeting", args.target, work, device, args.tokens)
+        launch(train, processes, work / "store", args.target, work, device, args.tokens)
     model = trained_draft_model(target.config, work)
     agreement = agreed(model.to(device), target, held_out)
     export(model.cpu(), target, args.target, args.out)

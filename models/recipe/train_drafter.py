@@ -240,7 +240,7 @@ def main() -> None:
     args = parse_args()
     prepare(args)
     count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
-    workers.launch(train, count, args.work / "meeting", args)
+    workers.launch(train, count, args.work / "store", args)
 
 
 def prepare(args: argparse.Namespace) -> None:

@@ -26,21 +26,21 @@ def test_every_command_is_listed() -> None:
         for path in FOLDER.glob("*/*.py")
         if '__name__ == "__main__"' in path.read_text("utf-8") and path.parent.name != "peers"
     }
-    assert {each.module for room in index.ROOMS for each in index.benchmarks(room)} == commands
+    assert {each.module for folder in index.FOLDERS for each in index.benchmarks(folder)} == commands
 
 
-@pytest.mark.parametrize("room", index.ROOMS)
-def test_a_room_says_what_to_read_first(room: str) -> None:
-    files = list((FOLDER / room).glob("*.py"))
+@pytest.mark.parametrize("folder", index.FOLDERS)
+def test_a_folder_says_what_to_read_first(folder: str) -> None:
+    files = list((FOLDER / folder).glob("*.py"))
     assert len(files) <= 15
-    first = re.search(r"Read `(\w+\.py)`", index.docstring(FOLDER / room / "__init__.py"))
+    first = re.search(r"Read `(\w+\.py)`", index.docstring(FOLDER / folder / "__init__.py"))
     assert first is not None
-    assert FOLDER / room / first[1] in files
+    assert FOLDER / folder / first[1] in files
 
 
-@pytest.mark.parametrize("room", ["speed", "drafts", "memory", "quality"])
-def test_a_benchmark_answers_a_question(room: str) -> None:
-    found = index.benchmarks(room)
+@pytest.mark.parametrize("folder", ["speed", "drafts", "memory", "quality"])
+def test_a_benchmark_answers_a_question(folder: str) -> None:
+    found = index.benchmarks(folder)
     assert found
     for each in found:
         assert "?" in each.question, each.module

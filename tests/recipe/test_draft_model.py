@@ -22,7 +22,7 @@ def test_the_command_trains_goes_on_and_drafts(pair: Path, monkeypatch: pytest.M
     monkeypatch.setattr(draft_model, "SHORT", 256)
     monkeypatch.setattr(target, "ROWS", 512)
     monkeypatch.setattr(target.NextTokenRun, "step_tokens", 512)
-    monkeypatch.setattr(train_draft_model, "launch", lambda work, count, meeting, *given: work(*given))
+    monkeypatch.setattr(train_draft_model, "launch", lambda work, count, store_file, *given: work(*given))
     monkeypatch.setattr("torch.compile", lambda function, **_: function)
     assert workers.count() == 1
 

@@ -23,20 +23,20 @@ megabytes from the system again: of a forward and backward of 2,048 tokens, 0.09
 """
 
 
-def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: object) -> None:
-    """Run `work(*arguments)` in `count` processes that share gradients through a file at `meeting`."""
+def launch(work: Callable[..., None], count: int, store_file: Path, *arguments: object) -> None:
+    """Run `work(*arguments)` in `count` processes that share gradients through a file at `store_file`."""
     if count == 1:
         work(*arguments)
         return
-    meeting.unlink(missing_ok=True)
+    store_file.unlink(missing_ok=True)
     os.environ.update(KEPT_MEMORY)
-    spawn(enter, (count, meeting, work, arguments), nprocs=count)
+    spawn(enter, (count, store_file, work, arguments), nprocs=count)
 
 
-def enter(rank: int, count: int, meeting: Path, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
+def enter(rank: int, count: int, store_file: Path, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
     """The main function of one process."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+    store = dist.FileStore(str(store_file), count)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     work(*arguments)
     dist.destroy_process_group()
