@@ -69,7 +69,6 @@ from ondevice.cli.bench.measure import (
     run_in_turns,
 )
 from ondevice.cli.bench.tables import setup
-from ondevice.errors import OndeviceError
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Drafter
@@ -438,11 +437,7 @@ def main() -> None:
         parser.error("--mtp-gguf needs --gguf")
     if arguments.tokens < SHORTEST or arguments.turns < 1:
         parser.error(f"--tokens must be at least {SHORTEST}, --turns at least 1")
-    try:
-        records, facts = merge(arguments.merge) if arguments.merge else run(arguments)
-    except OndeviceError as error:
-        raise SystemExit(str(error)) from error
-    print(report(records, facts))
+    print(report(*(merge(arguments.merge) if arguments.merge else run(arguments))))
 
 
 if __name__ == "__main__":

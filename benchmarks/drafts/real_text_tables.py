@@ -298,16 +298,21 @@ def merge(paths: Sequence[Path]) -> tuple[list[Record], dict[str, Any]]:
     """The records of several runs' JSON files, and the facts of the first.
 
     Raises:
-        SystemExit: the runs were made under different conditions, or have a prompt in common.
+        SystemExit: a file is none of `write`, or the runs were made under different conditions, or have a prompt in
+            common.
     """
     records: list[Record] = []
     facts: dict[str, Any] = {}
     for path in paths:
-        stored = json.loads(path.read_text("utf-8"))
-        if facts and stored["facts"] != facts:
+        try:
+            stored = json.loads(path.read_text("utf-8"))
+            own, found = stored["facts"], [_read(each) for each in stored["records"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SystemExit(f"{path} was not written by `benchmarks.drafts.real_text --json`") from error
+        if facts and own != facts:
             raise SystemExit(f"{path} was measured under other conditions than {paths[0]}")
-        facts = stored["facts"]
-        records += [_read(each) for each in stored["records"]]
+        facts = own
+        records += found
     if len({(record.case, record.setting) for record in records}) < len(records):
         raise SystemExit("the files have prompts in common")
     return records, facts

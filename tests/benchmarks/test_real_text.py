@@ -163,6 +163,15 @@ def test_a_few_settings_behind_source_and_beside_a_busy_process(
         real_text.main()
 
 
+@pytest.mark.parametrize(
+    "content", ["no JSON", "[]", "{}", '{"facts": {}, "records": [1]}', '{"facts": {}, "records": [{}]}']
+)
+def test_a_file_of_something_else_is_not_merged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "found.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"found\.json was not written by"):
+        merge([tmp_path / "found.json"])
+
+
 @pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--mtp-gguf", "y"], ["x", "--tokens", "8"], []])
 def test_options_that_do_not_fit(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["real_text", *options])
