@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.command import command_line, run_command
+from ondevice.errors import OndeviceError
 from ondevice.machine import cache_directory
 
 
-class NotFetchedError(Exception):
+class NotFetchedError(OndeviceError):
     """A published file cannot be had; the message says why, in one line."""
 
 
@@ -180,11 +181,7 @@ def _check(found: str, expected: str, name: str) -> None:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("name", choices=FILES)
-    try:
-        path = fetch(parser.parse_args().name, lambda message: print(message, file=sys.stderr))
-    except NotFetchedError as error:
-        raise SystemExit(str(error)) from error
-    print(path)
+    print(fetch(parser.parse_args().name, lambda message: print(message, file=sys.stderr)))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from benchmarks.bundles.gemma4 import TARGETS, target_fields
 from benchmarks.command import command_line, run_command
-from models.published import NotFetchedError, fetch
+from models.published import fetch
 from ondevice import machine
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.cli.bench.tables import table
@@ -93,12 +93,9 @@ def add_tokenizer(directory: Path) -> None:
     """Copy Gemma 3's tokenizer into a checkpoint.
 
     Raises:
-        SystemExit: it cannot be had.
+        NotFetchedError: it cannot be had.
     """
-    try:
-        found = fetch("gemma3-tokenizer", lambda message: print(message, file=sys.stderr))
-    except NotFetchedError as error:
-        raise SystemExit(str(error)) from error
+    found = fetch("gemma3-tokenizer", lambda message: print(message, file=sys.stderr))
     for file in found.iterdir():
         shutil.copy(file, directory)
 

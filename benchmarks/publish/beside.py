@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.peers.llama_programs import run_program
 from benchmarks.publish.pages import BLOCK, RESULTS, ROOT, fill
-from models.published import NotFetchedError, fetch
+from models.published import fetch
 from ondevice import machine
 from ondevice_export import export
 
@@ -34,12 +34,10 @@ def publish(program: Path, threads: int, options: Sequence[str] = ()) -> None:
     """Run both, and write what they print.
 
     Raises:
-        SystemExit: the file cannot be had, or a program fails.
+        NotFetchedError: the file cannot be had.
+        SystemExit: a program fails.
     """
-    try:
-        gguf = fetch("smollm2", lambda message: print(message, file=sys.stderr))
-    except NotFetchedError as error:
-        raise SystemExit(str(error)) from error
+    gguf = fetch("smollm2", lambda message: print(message, file=sys.stderr))
     with tempfile.TemporaryDirectory() as directory:
         bundle = export(gguf, Path(directory) / "smollm2")
         ours = ["bench", str(bundle), *TESTS, "--drafters", "none", "--threads", str(threads)]

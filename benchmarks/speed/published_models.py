@@ -28,7 +28,7 @@ from benchmarks.forwards import read
 from benchmarks.memory.start import start
 from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess, Speculation
 from benchmarks.speed.rows import seconds
-from models.published import NotFetchedError, fetch
+from models.published import fetch
 from ondevice import Model, machine
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench.measure import load_scenarios
@@ -189,10 +189,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = {}
     for name in arguments.models:
-        try:
-            gguf = fetch(name, lambda message: print(message, file=sys.stderr))
-        except NotFetchedError as error:
-            raise SystemExit(str(error)) from error
+        gguf = fetch(name, lambda message: print(message, file=sys.stderr))
         with tempfile.TemporaryDirectory() as directory:
             bundle = export(gguf, Path(directory) / name)
             ours, theirs, facts = measure(gguf, bundle, arguments.threads, arguments.rounds)
