@@ -8,7 +8,7 @@ Input: checkpoint directories, GGUF files or hub ids. Output: a bundle directory
     families/    what each family of models computes, as data
     graph/       the ONNX graphs
     graph_files  writes the graphs while `matrices` quantises their weights into data files (`data_file`, `quantize`) in
-                 chunks of rows, so that no whole matrix is ever in memory
+                 chunks of rows, so that no matrix but the small ones of towers is whole in memory
     calibration/ rounds by what a text or an importance matrix says of a matrix's inputs
     bit_budget   chooses a format for every matrix; `export_options` has those that follow from a user's options
     manifest     makes `bundle.json`; `text_files` copies the tokenizer and templates, `response_templates` has more

@@ -1,4 +1,7 @@
-"""Quantises the matrices of a checkpoint into a data file in chunks of rows; no whole matrix is ever in memory."""
+"""Quantises the matrices of a checkpoint into a data file in chunks of rows.
+
+No matrix is whole in memory, but for those of towers that are stored transposed, which have some millions of weights.
+"""
 
 from __future__ import annotations
 
