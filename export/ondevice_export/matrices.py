@@ -212,7 +212,7 @@ class MatrixWriter:
         steps = module.input_step, module.output_step
         stored = StoredMatrix(name, count, width, module.format, data, scales, False, *steps, as_trained=True)
         flip = np.uint8(128 if module.signed else 0)
-        self._submit(stored, lambda start, stop: _copy_rows(file, stored, lambda: rows(start, stop) ^ flip, start))
+        self._submit(stored, lambda start, stop: _copy_rows(file, stored, rows(start, stop) ^ flip, start))
         return stored
 
     def copy_plain(self, file: DataFile, name: str, shape: tuple[int, int], rows: RawReader) -> StoredMatrix:
@@ -220,7 +220,7 @@ class MatrixWriter:
         count, width = shape
         data = file.reserve(BFLOAT16.bytes(count * width))
         stored = StoredMatrix(name, count, width, BFLOAT16, data, as_trained=True)
-        self._submit(stored, lambda start, stop: _copy_rows(file, stored, lambda: rows(start, stop), start))
+        self._submit(stored, lambda start, stop: _copy_rows(file, stored, rows(start, stop), start))
         return stored
 
     def _round(self, file: DataFile, stored: StoredMatrix, rows: RowReader, factors: Factors | None) -> None:
@@ -336,9 +336,8 @@ def _write_transposed(file: DataFile, stored: StoredMatrix, rows: RowReader) -> 
     return weights.size
 
 
-def _copy_rows(file: DataFile, stored: StoredMatrix, read: Callable[[], npt.NDArray[np.uint8]], start: int) -> int:
+def _copy_rows(file: DataFile, stored: StoredMatrix, rows: npt.NDArray[np.uint8], start: int) -> int:
     """Copy one chunk of codes or bfloat16 numbers; returns its number of weights."""
-    rows = read()
     if stored.scales is None and (rows.view(np.uint16) & 0x7F80 == 0x7F80).any():
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
     file.write(stored.data, stored.format.bytes(start * stored.width), rows)
