@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from ondevice import machine
 from ondevice.engines.layer_path import PathMemory, SkipRecord, free_sub_layers
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
@@ -79,7 +78,7 @@ class Tuning:
         finally:
             for sample in samples:
                 sample.close()
-        return facts_of(self._record(search))
+        return facts_of(search.record())
 
     def where(self) -> str:
         """The path of the file with the result."""
@@ -91,20 +90,15 @@ class Tuning:
         saved = started
         try:
             while (skips := search.propose()) is not None:  # at least one set, or a short search would never begin
-                on_tune(facts_of(self._record(search)), perf_counter() - started)
+                on_tune(facts_of(search.record()), perf_counter() - started)
                 search.learn(skips, survival_on(samples, skips))
                 if (now := perf_counter()) >= started + seconds:
                     break
                 if now >= saved + SAVE_INTERVAL_S:
-                    self._memory.write(self._memory.tuned_files, self._record(search))
+                    self._memory.write(self._memory.tuned_files, search.record())
                     saved = now
         finally:
-            self._memory.write(self._memory.tuned_files, self._record(search))
-
-    def _record(self, search: SkipSearch) -> SkipRecord:
-        best, finished = search.best, search.propose() is None
-        name = machine.processor_name()
-        return SkipRecord(best, search.speed_up(best), search.token(best), name, dict(search.tried), finished)
+            self._memory.write(self._memory.tuned_files, search.record())
 
     def _samples(self, prompts: Sequence[Prompt]) -> list[SkipSample]:
         """For each prompt, a sample with the beginning of the model's greedy reply to it."""

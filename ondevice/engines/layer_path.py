@@ -69,7 +69,7 @@ SCHEMA = 1
 FILE = "skipped-layers.json"
 MAX_BYTES = 1 << 22
 """Largest file of skips that is read, in bytes."""
-MAX_DRAFTED = 8
+MAX_RECORDED = 8
 """Longest draft, in tokens, whose acceptance is recorded."""
 
 SubLayer = tuple[Literal["attention", "mlp"], int]
@@ -241,6 +241,6 @@ def _words(skips: Skips) -> list[str]:
 def _survival(numbers: list[float]) -> Survival:
     survival = tuple(float(number) for number in numbers)
     falling = all(1.0 >= one >= other >= 0.0 for one, other in zip((1.0, *survival), survival, strict=False))
-    if not survival or len(survival) > MAX_DRAFTED or not falling:
+    if not survival or len(survival) > MAX_RECORDED or not falling:
         raise ValueError("not chances")
     return survival

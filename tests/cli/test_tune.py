@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ondevice.cli.main import main
-from ondevice.engines.layer_path import FILE
-from ondevice.tuning import Tuning
+from ondevice.engines.layer_path import FILE, SkipRecord
+from ondevice.generate.drafters.skip_search import SkipSearch
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def test_a_search_continues(bundle: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_ctrl_c_keeps_the_best_so_far(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = Tuning._record, list[object]()
+    real, seen = SkipSearch.record, list[SkipSearch]()
 
-    def interrupted(self: Tuning, search: object) -> object:
-        seen.append(search)
+    def interrupted(self: SkipSearch) -> SkipRecord:
+        seen.append(self)
         if len(seen) == 10:
             raise KeyboardInterrupt
-        return real(self, search)  # type: ignore[arg-type]
+        return real(self)
 
-    monkeypatch.setattr(Tuning, "_record", interrupted)
+    monkeypatch.setattr(SkipSearch, "record", interrupted)
     assert tune(bundle, "--json") == 130
     assert json.loads(capsys.readouterr().out)["tried"] == 8
     assert len(json.loads((bundle / FILE).read_text())["tried"]) >= 8

@@ -70,6 +70,21 @@ def test_behind_the_neighbours_of_the_best_set_it_starts_again_with_a_fifth_of_t
     assert distances == [1] * (len(distances) - 1) + [4]
 
 
+def test_a_record_in_between_changes_nothing() -> None:
+    """`ondevice tune` makes one every few seconds, for which it asks whether anything is left to try."""
+    chances = made_up(1)
+    plain, recorded = SkipSearch(FREE, COSTS), SkipSearch(FREE, COSTS)
+    while (skips := plain.propose()) is not None:
+        assert not recorded.record().finished
+        assert recorded.propose() == skips
+        for search in (plain, recorded):
+            search.learn(skips, survival(chances, skips))
+    record = recorded.record()
+    assert record.finished
+    assert (record.skips, record.tried) == (plain.best, plain.tried)
+    assert (record.speed_up, record.draft_share) == (plain.speed_up(plain.best), plain.token(plain.best))
+
+
 def test_where_nothing_pays_the_best_set_still_leaves_something_out() -> None:
     """So that it can be tried. A record of an earlier version may contain the empty set."""
     search = SkipSearch(FREE, SkipCosts([1.0, 1.1, 1.2], attention=0.0, mlp=0.0), {frozenset(): (1.0, 1.0)})

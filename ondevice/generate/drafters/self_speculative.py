@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from ondevice import machine
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath, PathMemory, SkipRecord, free_sub_layers, path_of
 from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
@@ -223,7 +222,7 @@ class SwiftDrafter(SkippingDrafter):
             before = self._search.best
             self._search.learn(skips, survival_on([self._sample], skips))
             if self._search.best != before:
-                self._adopt(self._found(self._search))
+                self._adopt(self._search.record())
 
     def _take_sample(self, session: Session) -> None:
         """Take the last SAMPLE_TOKENS tokens, with a copy of the session up to them."""
@@ -250,11 +249,6 @@ class SwiftDrafter(SkippingDrafter):
         free = free_sub_layers(self._engine.target)
         self._search = SkipSearch(free, costs_of(self._timings, self._free), self._record.tried)
 
-    def _found(self, search: SkipSearch) -> SkipRecord:
-        best = search.best
-        name = machine.processor_name()
-        return SkipRecord(best, search.speed_up(best), search.token(best), name, dict(search.tried), self._finished)
-
     def _adopt(self, record: SkipRecord) -> None:
         """Leave out the sub-layers of a record from now on, if that is expected to pay."""
         path = path_of(record.skips) if record.speed_up > MIN_SPEED_UP else None
@@ -267,7 +261,7 @@ class SwiftDrafter(SkippingDrafter):
         """Write what was found to the cache directory, unless nothing is new."""
         if self._search is None:
             return
-        record = self._found(self._search)
+        record = self._search.record()
         if (record.skips, len(record.tried)) == (self._record.skips, len(self._record.tried)) and not self._finished:
             return
         self._record = record

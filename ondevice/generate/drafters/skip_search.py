@@ -13,7 +13,17 @@ from itertools import accumulate
 from statistics import median
 from time import perf_counter
 
-from ondevice.engines.layer_path import MAX_DRAFTED, WHOLE, LayerPath, Skips, SubLayer, Survival, path_of
+from ondevice import machine
+from ondevice.engines.layer_path import (
+    MAX_RECORDED,
+    WHOLE,
+    LayerPath,
+    SkipRecord,
+    Skips,
+    SubLayer,
+    Survival,
+    path_of,
+)
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 
 PREFIXES = 8
@@ -93,12 +103,19 @@ class SkipSearch:
         """Predicted speed-up of a set over plain decoding; 0.0 if it was not tried."""
         return self.costs.speed_up(self.tried.get(skips, ()), self.token(skips))
 
+    def record(self) -> SkipRecord:
+        """The result so far."""
+        best, finished, name = self.best, self.propose() is None, machine.processor_name()
+        return SkipRecord(best, self.speed_up(best), self.token(best), name, dict(self.tried), finished)
+
     def propose(self) -> Skips | None:
-        """The set to measure next; None where no better set is in reach."""
+        """The set to measure next, the same until it is learnt; None where no better set is in reach."""
         for skips in self._planned():
             if skips not in self.tried:
                 return skips
         while True:
+            if self._start is not None and self._start not in self.tried:
+                return self._start
             centre = self.best if self._start is None else self._start
             for skips in self._neighbours(centre):
                 if skips not in self.tried:
@@ -106,8 +123,6 @@ class SkipSearch:
             if (start := next(self._restarts, None)) is None:
                 return None
             self._start = start
-            if start not in self.tried:
-                return start
 
     def learn(self, skips: Skips, survival: Survival) -> None:
         """Record the survival measured for a set."""
@@ -146,7 +161,7 @@ class SkipSearch:
 def survival_of(matched: Sequence[Sequence[bool]]) -> Survival:
     """The probability of 1, 2, ... right tokens in a row. `matched`: by text, at which positions a draft was right."""
     found = [1.0]
-    for count in range(1, MAX_DRAFTED + 1):
+    for count in range(1, MAX_RECORDED + 1):
         begins = [all(text[at : at + count]) for text in matched for at in range(len(text) - count + 1)]
         if not begins:
             break
@@ -232,7 +247,7 @@ def costs_of(timings: Sequence[float], free: Skips) -> SkipCosts:
     saved = max(1.0 - without_all, 0.0)
     attention, mlp = (max(1.0 - share, 0.0) for share in without)
     each = saved / ((attention + mlp) or 1.0) / (len(free) / 2)  # in proportion to what each kind saves alone
-    return SkipCosts([1.0 + row * extra for extra in range(MAX_DRAFTED + 1)], each * attention, each * mlp)
+    return SkipCosts([1.0 + row * extra for extra in range(MAX_RECORDED + 1)], each * attention, each * mlp)
 
 
 def survival_on(samples: Sequence[SkipSample], skips: Skips) -> Survival:
