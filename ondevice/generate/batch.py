@@ -143,10 +143,10 @@ class Batch:
     driver, gathers the submitted rows of all and runs a forward with them. Its own rows are among them, so that it then
     resigns and returns to its reader, and the thread of another slot, if its rows still wait, becomes the driver:
 
-        _forward      rows submitted -> asleep, or driver -> rows were run
-        _becomes_driver   asleep, until one or the other
-        _resign       the driver's place is free; wakes those that wait
-        _retract      an exception: rows are taken back, when no running forward can include them
+        _forward         rows submitted -> asleep, or driver -> rows were run
+        _becomes_driver  asleep, until one or the other
+        _resign          the driver's place is free; wakes those that wait
+        _retract         an exception: rows are taken back, when no running forward can include them
 
     Fairness: a decoding sequence takes part in every forward. Of prefills, the one that has waited longest comes first,
     in chunks that do not delay decoding sequences for long.

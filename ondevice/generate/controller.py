@@ -1,7 +1,7 @@
 """How many tokens to draft in a round, with which drafter, and whether to ask the drafters at all.
 
-In: the drafters' forecasts, this machine's `Costs`, and the finished rounds. Out: a `Plan` for the next round. There is
-one rule for each question:
+In: the drafters' forecasts, this machine's `Costs`, and the finished rounds. Out: a `RoundPlan` for the next one. There
+is one rule for each question:
 
 - Choice: a round should bring the most tokens beyond what its time would bring at the speed of the last rounds
   (`Controller.plan`). Plain decoding is one of the choices.

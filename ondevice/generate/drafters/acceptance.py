@@ -174,6 +174,6 @@ class Tally:
         self.hits = keep * self.hits + hit
         self.weight = keep * self.weight + 1.0
 
-    def rate(self, prior: float = 0.0, prior_weight: float = 0.0) -> float:
-        """The share of hits, with a prior that is worth `prior_weight` events."""
-        return (self.hits + prior_weight * prior) / (self.weight + prior_weight)
+    def rate(self) -> float:
+        """The share of hits; a prior is one that the tally began with."""
+        return self.hits / self.weight
