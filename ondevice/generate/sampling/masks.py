@@ -35,12 +35,9 @@ class ConstraintMasks:
         keep_allowed(scores, self._constraint.mask(self._ahead(context, path)), self._kept)
         return self._kept
 
-    def some(
-        self, scores: Float32Array, ids: Int64Array | None, context: Sequence[int], path: Sequence[int]
-    ) -> Float32Array:
-        """The same for the scores, float32[C], of some tokens, int64[C]; None for the whole vocabulary, in order."""
-        ids = np.arange(len(scores)) if ids is None else ids
-        return np.where(self._allowed(ids, context, path), scores, np.float32(-np.inf))
+    def some(self, scores: Float32Array, ids: Int64Array, context: Sequence[int], path: Sequence[int]) -> Float32Array:
+        """The same for the scores, float32[C], of some tokens, int64[C]; a new array."""
+        return np.where(self._allowed(ids, context, path), scores, FORBIDDEN)
 
     def share(self, probs: Float64Array, context: Sequence[int], path: Sequence[int]) -> Float64Array:
         """float64[V]: a distribution without the tokens that may not follow, renormalised; zeros where none is left."""

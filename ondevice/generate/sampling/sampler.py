@@ -180,18 +180,16 @@ class Sampler:
         Returns:
             Up to `most` guesses; none where the logits hold NaN or infinity.
         """
-        scores = logits
-        if self._adjustments:
-            tokens_before = [*context, *path]
-            adjust = self._adjustments
-            if candidates is None:
-                scores = adjust.row(logits, tokens_before)
-            else:
-                scores = adjust.some(logits, candidates, tokens_before)
-        if self._masks is not None:
-            if (forced := self._masks.forced(context, path)) is not None:
-                return [Guess(forced, 1.0)]
-            scores = self._masks.some(scores, candidates, context, path)
+        if self._masks is not None and (forced := self._masks.forced(context, path)) is not None:
+            return [Guess(forced, 1.0)]
+        scores, adjust, masks = logits, self._adjustments, self._masks
+        if adjust:
+            before = [*context, *path]
+            scores = adjust.row(scores, before) if candidates is None else adjust.some(scores, candidates, before)
+        if masks is not None and candidates is None:
+            scores = masks.row(scores, context, path)
+        elif masks is not None and candidates is not None:
+            scores = masks.some(scores, candidates, context, path)
         tokens, values = self._row_draw.best(scores, candidates, len(context) + len(path), max(most, RIVALS))
         if not len(tokens):
             return []
