@@ -125,7 +125,7 @@ def trusted(path: Path) -> bool:
     might create it, in a directory such as /tmp, before it is opened.
     """
     try:
-        return not _is_logged(path, _distrust(path))
+        return not _is_refused(path, _distrust(path))
     except OSError:
         return False
 
@@ -156,15 +156,36 @@ def make_cache_directory(path: Path) -> None:
     """
     root = cache_directory()
     for _ in range(2):  # again when it is there: another user may have been faster
-        if _is_logged(path, distrust(path)):
+        if _is_refused(path, distrust(path)):
             raise PermissionError(errno.EPERM, "other users may write to it", str(path))
         for each in reversed((path, *path.parents)):
             if not each.exists():
                 each.mkdir(0o755 if root in each.parents else 0o700, exist_ok=True)
 
 
-def _is_logged(path: Path, reason: str | None) -> bool:
-    """Whether there is a reason not to use a path, which is logged if it was not yet."""
+def write_obstacle(directory: Path) -> str | None:
+    """Why no files can be kept in a directory, which need not exist yet; None if nothing is known against it."""
+    if reason := distrust(directory):
+        return reason
+    try:
+        there = nearest(directory)
+        can_write = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError as error:
+        return f"{directory} cannot be written to ({error.strerror})"
+    return None if can_write else f"{directory} cannot be written to"
+
+
+def nearest(directory: Path) -> Path:
+    """The directory or, where it is missing, the nearest one above it that exists.
+
+    Raises:
+        OSError: one of them is not accessible.
+    """
+    return next(each for each in (directory, *directory.absolute().parents) if each.exists())
+
+
+def _is_refused(path: Path, reason: str | None) -> bool:
+    """Whether there is a reason not to use a path. It is logged, once."""
     if reason is not None and reason not in _said:
         _said.add(reason)
         _log.warning("not using %s: %s", path, reason)

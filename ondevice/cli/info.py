@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +26,7 @@ from ondevice.cli.terminal.progress import byte_bar
 from ondevice.cli.terminal.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
-from ondevice.files import distrust
+from ondevice.files import write_obstacle
 
 if TYPE_CHECKING:
     from ondevice.engines.simd.pack_file import PackState
@@ -103,7 +102,7 @@ def machine_facts() -> dict[str, Any]:
             "directory": str(machine.cache_directory()),
             "packs": len(sizes),
             "bytes": sum(sizes),
-            "obstacle": _cache_obstacle(),
+            "obstacle": write_obstacle(machine.cache_directory()),
         },
     }
 
@@ -267,7 +266,8 @@ def _prepared(parts: Iterable[str], pack: PackState | None) -> dict[str, Any]:
     has_kernels = library.choice().file is not None or all(library.kept(part) for part in parts)
     if has_kernels and (pack is None or pack.status in ("packed", "small")):
         return {"done": True, "obstacle": None}
-    return {"done": False, "obstacle": (None if has_kernels else _cache_obstacle()) or (pack and pack.obstacle)}
+    obstacle = None if has_kernels else write_obstacle(machine.cache_directory())
+    return {"done": False, "obstacle": obstacle or (pack and pack.obstacle)}
 
 
 def not_kept(bundle: Bundle, engine: str) -> str | None:
@@ -278,15 +278,6 @@ def not_kept(bundle: Bundle, engine: str) -> str | None:
     found = None if engine == "ort" else preview(bundle)
     prepared = _prepared(*((parts_of(engine), None) if found is None else (found.parts, found.pack)))
     return None if prepared["done"] else prepared["obstacle"] or f"{machine.cache_directory()} could not be written to"
-
-
-def _cache_obstacle() -> str | None:
-    """Why nothing is kept in the cache directory, which need not exist yet; None if it can be used."""
-    directory = machine.cache_directory()
-    if reason := distrust(directory):
-        return reason
-    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
-    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else f"{directory} cannot be written to"
 
 
 def lines(facts: Mapping[str, Any], width: int) -> list[str]:

@@ -1,5 +1,6 @@
 """`ondevice info`: facts of this machine and of bundles, as JSON and as text."""
 
+import errno
 import json
 import os
 import shutil
@@ -60,12 +61,12 @@ def test_this_machine(run, cache):
 def test_every_line_fits_a_terminal_of_80_columns(run, reference_bundle, monkeypatch, tmp_path):
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "home/.cache/ondevice"))
-    monkeypatch.setattr("ondevice.engines.simd.pack_file.MIN_PACK_BYTES", 0, raising=False)
+    monkeypatch.setattr(pack_file, "SMALL", 0)
     monkeypatch.setenv("COLUMNS", "80")
-    for words in (["info"], ["info", reference_bundle]):
+    for words, path in ((["info"], " ~/.cache/ondevice"), (["info", reference_bundle], " ~/.cache/ondevice/")):
         _, out, _ = run(*words)
         assert max(map(len, out.splitlines())) <= 80
-    assert " ~/.cache/ondevice" in run("info")[1]
+        assert path in out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
@@ -74,6 +75,21 @@ def test_it_says_why_the_cache_is_not_used(run, cache):
     cache.chmod(0o777)
     words = " ".join(run("info")[1].split())  # a long line is broken
     assert words.endswith(f"no packs in {cache}, not used: other users may write to {cache} (chmod go-w {cache})")
+
+
+def test_a_cache_behind_a_closed_directory_leaves_the_other_facts(run, cache, monkeypatch):
+    """Access is denied by a patch, as below another user's directory: root, who may run tests, can look anywhere."""
+    real = Path.exists
+
+    def exists(path):
+        if path == cache:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr(info, "_measured", lambda threads: {})
+    obstacle = f"{cache} cannot be written to ({os.strerror(errno.EACCES)})"
+    assert facts_of(run)["cache"]["obstacle"] == obstacle
 
 
 def test_packs_are_counted(run, cache):

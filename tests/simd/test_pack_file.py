@@ -327,7 +327,7 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "file" / "below"))
     layout = layout_of()
     state = find_pack(layout, "content")
-    assert (state.status, state.obstacle) == ("unwritable", f"{tmp_path / 'file' / 'below'} cannot be written")
+    assert (state.status, state.obstacle) == ("unwritable", f"{tmp_path / 'file' / 'below'} cannot be written to")
     assert layout.fits(open_pack(layout, Trusted(), 1))
     (line,) = caplog.messages
     assert line.endswith(f"packing 0.0 GB of weights at every start, because {state.obstacle}")
@@ -341,7 +341,7 @@ def test_a_directory_that_denies_everything(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     layout = layout_of()
     assert layout.fits(open_pack(layout, Trusted(), 1))
-    assert f"{cache} cannot be written" in caplog.text
+    assert f"{cache} cannot be written to" in caplog.text
     assert list(cache.iterdir()) == []
 
 

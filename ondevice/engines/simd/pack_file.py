@@ -30,7 +30,7 @@ from ondevice.engines.simd.pack_cache import mark_used, remove_unused
 from ondevice.engines.simd.pack_layout import PAGE, PackLayout
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import OndeviceError
-from ondevice.files import distrust, lock, make_cache_directory, replacing, trusted
+from ondevice.files import lock, make_cache_directory, nearest, replacing, trusted, write_obstacle
 from ondevice.machine import cache_directory, private_memory
 from ondevice.preparation import Preparation
 from ondevice.progress import Advance, counted
@@ -246,17 +246,14 @@ def was_truncated(pack: NDArray[np.uint8]) -> bool:
 def _obstacle(path: Path, size: int) -> str | None:
     """Why a file of `size` bytes cannot be written to `path`, whose directory need not exist yet; None if it can."""
     directory = path.parent
-    if reason := distrust(directory):
+    if reason := write_obstacle(directory):
         return reason
     try:
         if path.is_dir():
             return f"{path} is a directory"
-        there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            return f"{directory} cannot be written"
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(nearest(directory)).free
     except OSError as error:
-        return f"{directory} cannot be written ({error.strerror})"
+        return f"{directory} cannot be written to ({error.strerror})"
     return None if free > size else f"{directory} has room for {free / 1e9:.1f} GB only"
 
 
