@@ -445,8 +445,9 @@ def open_graph(bundle: Bundle, name: str, expected: Interface, threads: int) -> 
     try:
         return ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own errors share no base class
-        reason = str(error).splitlines()[0][:200]
-        raise BundleCorruptError(f"onnxruntime cannot load {graph} ({reason}): export the bundle again") from error
+        raise BundleCorruptError(
+            f"onnxruntime cannot load {graph} ({reason(error)}): export the bundle again"
+        ) from error
 
 
 POLL_S = 0.02

@@ -90,6 +90,22 @@ def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tm
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.needs("onnxruntime")
+@pytest.mark.parametrize("message", ["", "out of memory\nin an allocation"])
+def test_whatever_ends_the_opening_of_a_graph_is_one_line(
+    reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """A C++ exception may have no message, or one of several lines."""
+
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", fail)
+    with pytest.raises(BundleCorruptError, match=rf"\({message.partition(chr(10))[0] or 'RuntimeError'}\)") as caught:
+        ondevice.load(reference_bundle, engine="ort")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("logits", "candidates"),
