@@ -1,4 +1,4 @@
-"""Kernels on raw addresses, compiled by numba before they run, for x86-64 (AVX2 to AVX-512 VNNI) and ARM NEON.
+"""Kernels on raw addresses, compiled by numba before they run, for x86-64 (AVX2 to AVX-512 VBMI) and ARM NEON.
 
 In: a plan int64[steps, WIDTH] and a forward's slots, both full of addresses. Out: what the steps write to memory.
 Kernels check nothing: `ondevice.engines.simd.plan` makes every address from arrays whose shapes were checked. But

@@ -157,7 +157,7 @@ _INT4_ZERO_WEIGHTS = -0x7777777777777778
 _HALVES, _BYTES, _NIBBLES = 0x0000FFFF0000FFFF, 0x00FF00FF00FF00FF, 0x0F0F0F0F0F0F0F0F
 
 
-def split_int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
+def split_int4_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> Split:
     """As `split_int2_codes`. With 2 ways, for unsigned bytes only, high nibbles stay where they are."""
     if ways == 1:
         return [(code, 0) for code in unpack(builder, isa, INT4, pointer, offset)]
@@ -249,7 +249,7 @@ def paired_codes(
     return found
 
 
-def split_int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
+def split_int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> Split:
     """As `split_int2_codes`, with one way."""
     return [(code, 0) for code in unpack(builder, isa, INT8, pointer, offset)]
 

@@ -34,7 +34,8 @@ from ondevice.errors import UsageError
 KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 """Kind of attention -> its number in steps and slots."""
 
-HEADS = QUERY, KEY, VALUE = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
+QUERY = "self_attn.q_proj"
+HEADS = QUERY, "self_attn.k_proj", "self_attn.v_proj"
 """Names of the projections of queries, keys and values among a layer's matrices."""
 
 

@@ -28,7 +28,7 @@ from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, S
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
-from ondevice.engines.simd.kernels.isa.memory import read_f32, write_byte
+from ondevice.engines.simd.kernels.isa.memory import read_f32, write_i8
 from ondevice.engines.simd.kernels.isa.shuffle import byte_shuffle, look_up, look_up_wide
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -36,15 +36,16 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
-    POINTER,
     VF32,
     VI32,
     argmax_lanes,
     call,
     constant,
+    element,
     fma,
     full,
     load,
+    pointer_to,
     read,
     splat,
 )
@@ -100,9 +101,9 @@ def look_up_tile(
     product = _by_dot_products if SHUFFLE == "vpermb" else _by_pairs
     sums = product(builder, starts, keys, tiles)
     for index, total in enumerate(sums):
-        scale = read(builder, builder.inttoptr(scales, POINTER), F32, 4 * (index // vectors))
+        scale = read(builder, pointer_to(builder, scales), F32, 4 * (index // vectors))
         product = builder.fmul(builder.sitofp(total, VF32), splat(builder, scale, LANES))
-        builder.store(product, builder.inttoptr(builder.add(out, I64(64 * index)), POINTER), align=4)
+        builder.store(product, element(builder, out, I64(index), 64), align=4)
 
 
 def _by_dot_products(builder: Any, tables: list[Any], keys: list[Any], tiles: Any) -> Vectors:
@@ -112,13 +113,13 @@ def _by_dot_products(builder: Any, tables: list[Any], keys: list[Any], tiles: An
     table_of_byte = ir.Constant(whole, [_TABLE * (byte % 4) for byte in range(64)])
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        wide = [read(builder, _pointer(builder, key, index, TILE_BYTES), whole, align=1) for key in keys]
+        wide = [read(builder, element(builder, key, index, TILE_BYTES), whole, align=1) for key in keys]
         sums = list(sums)
         for half in range(2):
             nibbles = [builder.lshr(code, constant(4, whole)) if half else builder.and_(code, low) for code in wide]
             places = [builder.or_(nibble, table_of_byte) for nibble in nibbles]
             for head, start in enumerate(tables):
-                table = read(builder, _pointer(builder, start, index, CODES * _TABLE), whole, 64 * half, align=1)
+                table = read(builder, element(builder, start, index, CODES * _TABLE), whole, 64 * half, align=1)
                 for vector, place in enumerate(places):
                     at = head * len(keys) + vector
                     found = look_up_wide(builder, table, place)
@@ -144,14 +145,14 @@ def _by_pairs(builder: Any, tables: list[Any], keys: list[Any], tiles: Any) -> V
             index, sums = builder.add(first, index), list(sums)
             for part in range(parts):
                 wide = [
-                    read(builder, _pointer(builder, key, index, TILE_BYTES), whole, _WIDTH * part, align=1)
+                    read(builder, element(builder, key, index, TILE_BYTES), whole, _WIDTH * part, align=1)
                     for key in keys
                 ]
                 for half in range(2):
                     shift, low = constant(4, whole), constant(15, whole)
                     places = [builder.lshr(code, shift) if half else builder.and_(code, low) for code in wide]
                     for head, start in enumerate(tables):
-                        at = _pointer(builder, start, index, CODES * _TABLE)
+                        at = element(builder, start, index, CODES * _TABLE)
                         table = read(builder, at, whole, 64 * half + _WIDTH * part, align=1)
                         for vector, place in enumerate(places):
                             own = 2 * (head * len(keys) + vector)
@@ -198,10 +199,6 @@ def _lanes(builder: Any, a: Any, lanes: list[int], b: Any = None) -> Any:
     return builder.shuffle_vector(a, a if b is None else b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-def _pointer(builder: Any, base: Any, index: Any, stride: int) -> Any:
-    return builder.inttoptr(builder.add(base, builder.mul(index, I64(stride))), POINTER)
-
-
 class Codebook(NamedTuple):
     """The codebook of one KV head.
 
@@ -241,7 +238,7 @@ def write_codes(key: int, codebook: Codebook, position: int, out: int, stride: i
     for first in range(0, codebook.codes, CODES):
         for i in range(CODES // 2):
             low, high = nearest(key, codebook, first + i), nearest(key, codebook, first + CODES // 2 + i)
-            write_byte(at + first // CODES * TILE_BYTES + i * CODE_BYTES, low | high << 4)
+            write_i8(at + first // CODES * TILE_BYTES + i * CODE_BYTES, np.int32(low | high << 4))
 
 
 @kernel

@@ -86,12 +86,6 @@ def write_i64(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, pointer_to(builder, address), align=8)
 
 
-@emits(types.void, types.int64, types.int64)
-def write_byte(builder: Any, address: Any, value: Any) -> None:
-    """Store the lowest 8 bits of a number."""
-    builder.store(builder.trunc(value, I8), pointer_to(builder, address), align=1)
-
-
 @emits(types.int32, types.float32)
 def float_bits(builder: Any, value: Any) -> Any:
     """The bits of a float32."""
