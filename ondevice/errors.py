@@ -1,4 +1,7 @@
-"""All errors that ondevice raises on purpose. A message is one line that says what is wrong and what to do."""
+"""All errors that ondevice raises on purpose. A message is one line that says what is wrong and what to do.
+
+The functions below the classes put names, values and other libraries' errors into such a line.
+"""
 
 from __future__ import annotations
 

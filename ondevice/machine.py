@@ -1,4 +1,5 @@
-"""Properties of this computer: home and cache directories, processor, usable cores, memory, and container limits.
+"""Properties of this computer: home and cache directories, processor, usable cores, memory, and container limits; and
+what a process does not share with its forks.
 
 Uses the standard library only and is cheap to import. Public functions come first, by topic; the helpers that read
 Linux files, control groups, macOS and Windows follow. Functions with a `root` argument read `proc` and `sys` below
@@ -226,6 +227,48 @@ def private_memory(size: int) -> mmap.mmap:
     return memory
 
 
+# Forks.
+
+
+class ForkedLock:
+    """A lock of a process. A fork gets another one: the first may be held by a thread that the fork does not have.
+
+    It is made once per module and used as `with made.lock`, so that a thread which forks releases what it acquired.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+class ForkGuard:
+    """Remembers the process that it was made in. A fork copies a process's memory, but none of its threads."""
+
+    def __init__(self) -> None:
+        self._id = os.getpid()
+
+    @property
+    def in_own_process(self) -> bool:
+        """False in a fork."""
+        return os.getpid() == self._id
+
+    def check(self) -> None:
+        """Refuse to go on in a fork, which would wait forever for threads, and for locks of threads, that it lacks.
+
+        Raises:
+            UsageError: this is another process.
+        """
+        if not self.in_own_process:
+            raise UsageError(
+                "this model was loaded before the process was forked, and its threads stayed behind: load it in the "
+                'new process (with multiprocessing, start processes by "spawn")'
+            )
+
+
 # Limits of Linux control groups (containers), versions 1 and 2.
 
 
@@ -440,42 +483,3 @@ class _MemoryStatus(ctypes.Structure):
 def _windows_memory(field: Literal["total", "available"]) -> int:
     status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
     return int(getattr(status, field)) if ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)) else 0
-
-
-class ForkedLock:
-    """A lock of a process. A fork gets another one: the first may be held by a thread that the fork does not have.
-
-    It is made once per module and used as `with made.lock`, so that a thread which forks releases what it acquired.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self.lock = threading.Lock()
-
-
-class ForkGuard:
-    """Remembers the process that it was made in. A fork copies a process's memory, but none of its threads."""
-
-    def __init__(self) -> None:
-        self._id = os.getpid()
-
-    @property
-    def in_own_process(self) -> bool:
-        """False in a fork."""
-        return os.getpid() == self._id
-
-    def check(self) -> None:
-        """Refuse to go on in a fork, which would wait forever for threads, and for locks of threads, that it lacks.
-
-        Raises:
-            UsageError: this is another process.
-        """
-        if not self.in_own_process:
-            raise UsageError(
-                "this model was loaded before the process was forked, and its threads stayed behind: load it in the "
-                'new process (with multiprocessing, start processes by "spawn")'
-            )

@@ -2,7 +2,7 @@
 
 The model joins the layers: the text layer encodes a prompt, the scheduler of the tokens layer runs the draft/verify
 loop on an engine, and `generation.py` turns its rounds into steps of text. Order of this file: `load` and `prepare`,
-`Model`, the draft models that a model opens, checks of arguments.
+`Model`, the draft models that a model opens.
 """
 
 from __future__ import annotations
@@ -542,8 +542,7 @@ class Model:
     def _drafting(self, chosen: GenerationOptions, *, constrained: bool) -> Drafting:
         schedule, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         drafter = self._drafter if chosen.drafter is None else chosen.drafter
-        if isinstance(drafter, PathLike):
-            drafter = fspath(drafter)
+        assert not isinstance(drafter, PathLike)  # the options have made a string of a path
         shipped = self.manifest.drafter
         if count is None and schedule != "auto" and shipped is not None and not _is_draft_model(drafter):
             count = shipped.num_assistant_tokens

@@ -82,8 +82,8 @@ class KVCache:
     """Keys and values of the layers of one kind.
 
     A full cache keeps every position and grows by doubling. A sliding cache keeps the last `history` positions and
-    SLACK more in one linear buffer, and moves them to the front when it reaches the end: one copy of the window every
-    `SLACK + max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
+    SLACK more in one linear buffer, and moves them to the front when it reaches the end: one copy of them every
+    `2 * max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
 
     A layer's buffer is [2, units], keys then values, with room for `capacity` rows; row r holds position `base + r`.
     """

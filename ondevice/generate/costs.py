@@ -405,13 +405,13 @@ def measure(engine: Engine) -> KnownCosts:
         for _ in range(TURNS):
             for rows, times in forwards.items():
                 tree = Rows(session, TokenTree.chain(tokens[:rows]), range(rows))
-                times.append(_seconds(engine.forward, [tree]))
+                times.append(_timed(engine.forward, [tree]))
             if engine.drafter is not None:
-                steps = [_seconds(session.draft_step, tokens[0], hidden) for _ in range(MEASURED_STEPS)]
+                steps = [_timed(session.draft_step, tokens[0], hidden) for _ in range(MEASURED_STEPS)]
                 drafts.setdefault("mtp", []).append(list(accumulate(steps)))
             for kind in engine.heads:
                 if kind != "exit":
-                    once = _seconds(session.propose, kind, hidden)
+                    once = _timed(session.propose, kind, hidden)
                     drafts.setdefault(kind, []).append([once] * MEASURED_STEPS)
     finally:
         session.close()
@@ -424,7 +424,8 @@ def measure(engine: Engine) -> KnownCosts:
     return KnownCosts(time(), row_s, costs, by_tokens, {})
 
 
-def _seconds(work: Callable[..., object], *arguments: object) -> float:
+def _timed(work: Callable[..., object], *arguments: object) -> float:
+    """The seconds that a call takes."""
     started = perf_counter()
     work(*arguments)
     return perf_counter() - started

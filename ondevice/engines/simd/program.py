@@ -73,7 +73,7 @@ class Program:
         self._lookup = lookup
         if preparation is not None:
             preparation.compile(parts_of("simd"))
-        self._pack = pack = open_pack(models.layout, models.files, threads, preparation or Preparation())
+        self._pack = pack = open_pack(models.layout, models.files, threads, preparation)
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
         cached = [config.layers[layer].attention for layer in self.caches]
