@@ -35,7 +35,7 @@ MAX_S = 1.5
 0.25 s is wanted."""
 
 MAX_BYTES = 5 << 28
-"""Most memory besides the model's, which docs/server.md promises as 1.3 GB."""
+"""Most memory besides the model's, 1.34 GB, which docs/server.md promises as 1.4 GB."""
 
 ANSWERED, REFUSED = range(200, 500), range(400, 500)
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
