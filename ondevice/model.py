@@ -543,6 +543,9 @@ class Model:
         schedule, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         drafter = self._drafter if chosen.drafter is None else chosen.drafter
         assert not isinstance(drafter, PathLike)  # the options have made a string of a path
+        has_draft_model = isinstance(drafter, str) and registry.draft_bundle(drafter) is not None
+        if chosen.draft_sampling != "coupled" and not has_draft_model:
+            raise UsageError("draft_sampling is for a draft model: leave it out, or give a draft bundle as drafter")
         shipped = self.manifest.drafter
         if count is None and schedule != "auto" and shipped is not None and not _is_draft_model(drafter):
             count = shipped.num_assistant_tokens
@@ -594,12 +597,10 @@ class DraftBundles:
         """The registry entry for a value of `--drafter` with a draft bundle in it; None if it names no bundle.
 
         Raises:
-            UsageError: no bundle there, another vocabulary, or `ratio` sampling without a draft model.
+            UsageError: no bundle there, another vocabulary, or `ratio` sampling beside other drafters.
             BundleError: a bundle that is damaged or not supported.
         """
         if (location := registry.draft_bundle(drafter)) is None:
-            if sampling != "coupled":
-                raise UsageError("draft_sampling is for a draft model: leave it out, or give a draft bundle as drafter")
             return None
         return registry.with_draft_model(drafter, self._model(location, on_prepare), sampling)
 

@@ -20,6 +20,7 @@ from ondevice.bundle_format.manifest import FileEntry, Manifest
 from ondevice.engines.protocol import Outputs, Rows
 from ondevice.generate.costs import Costs, KnownCosts
 from ondevice.generate.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
+from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling.sampler import Sampler
@@ -300,6 +301,12 @@ def test_the_ratio_rule_keeps_the_distribution_and_gives_a_seed_its_own_text(bun
 def test_the_ratio_rule_is_for_a_draft_model_that_drafts_alone(bundle: Path, path: str, drafter: str) -> None:
     with model_with(bundle, murky()) as model, pytest.raises(UsageError, match=r"draft_sampling"):
         model.stream(PROMPT, drafter=drafter.replace("PATH", path), draft_sampling="ratio")
+
+
+def test_a_drafter_of_the_application_takes_no_sampling(bundle: Path) -> None:
+    """It draws its tokens itself: the option would have no effect, silently."""
+    with model_with(bundle, murky()) as model, pytest.raises(UsageError, match="draft_sampling is for a draft model"):
+        model.stream(PROMPT, drafter=NgramDrafter(), draft_sampling="ratio")
 
 
 def with_other_vocabulary(path: str, size: int | None = None) -> None:
