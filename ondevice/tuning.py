@@ -13,6 +13,7 @@ from typing import Any
 from ondevice.engines.layer_path import PathMemory, SkipRecord, free_sub_layers
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
+from ondevice.generate.drafters.registry import no_partial_forwards
 from ondevice.generate.drafters.skip_search import SkipSample, SkipSearch, costs_of, survival_on
 from ondevice.model import Model
 from ondevice.text.codec import Prompt
@@ -44,14 +45,12 @@ class Tuning:
         Raises:
             UsageError: the engine has no partial forwards, or the model has too few layers to leave any out.
         """
-        memory = model.engine.paths
-        if memory is None:
-            raise UsageError(f"the {model.engine.name} engine cannot run only a part of the layers: use --engine simd")
+        if (obstacle := no_partial_forwards(model.engine)) is not None:
+            raise UsageError(obstacle)
+        assert model.engine.paths is not None
         self._model = model
-        self._memory: PathMemory = memory
+        self._memory: PathMemory = model.engine.paths
         self._free = free_sub_layers(model.engine.target)
-        if not self._free:
-            raise UsageError("this model has too few layers to leave any out")
 
     def run(self, prompts: Sequence[Prompt], seconds: float, on_tune: OnTune) -> Facts:
         """Search until no better set is in reach or the time is up, and save the result, even if interrupted.

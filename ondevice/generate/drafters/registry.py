@@ -223,7 +223,8 @@ def _tuned(engine: Engine) -> SkipRecord | None:
     return None if engine.paths is None else engine.paths.read(engine.paths.tuned_files)
 
 
-def _no_partial_forwards(engine: Engine) -> str | None:
+def no_partial_forwards(engine: Engine) -> str | None:
+    """Why an engine cannot run a part of the layers of its target; None if it can."""
     from ondevice.engines.layer_path import free_sub_layers
 
     if engine.paths is not None:
@@ -232,7 +233,7 @@ def _no_partial_forwards(engine: Engine) -> str | None:
 
 
 def _no_tuned_layers(engine: Engine) -> str | None:
-    if (obstacle := _no_partial_forwards(engine)) is not None:
+    if (obstacle := no_partial_forwards(engine)) is not None:
         return obstacle
     record = _tuned(engine)
     if record is None:
@@ -255,7 +256,7 @@ def _no_heads(kind: str) -> Callable[[Engine], str | None]:
 
 
 def _no_exit_head(engine: Engine) -> str | None:
-    return _no_heads("exit")(engine) if engine.paths is not None else _no_partial_forwards(engine)
+    return _no_heads("exit")(engine) if engine.paths is not None else no_partial_forwards(engine)
 
 
 # The entries.
@@ -287,7 +288,7 @@ _ENTRIES = (
         "swift",
         "the model itself, without blocks that it finds dispensable while it generates",
         _swift,
-        _no_partial_forwards,
+        no_partial_forwards,
         make_for_auto=_swift_for_auto,
         unless_mtp=True,
         only_if_tuned=True,
