@@ -90,7 +90,7 @@ def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
             continue
         content = []
         for part in message["content"]:
-            if _is_medium(part):
+            if is_medium(part):
                 found.append(_medium(part, f"message {number}"))
                 content.append(dict(PLACEHOLDERS[isinstance(found[-1], Audio)]))
             else:
@@ -102,7 +102,7 @@ def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
 def media_in(message: Any) -> list[Any]:
     """The parts of a message's content that are pictures or sounds, or should be."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    return [part for part in content if _is_medium(part)] if isinstance(content, list | tuple) else []
+    return [part for part in content if is_medium(part)] if isinstance(content, list | tuple) else []
 
 
 def picture_of_url(url: object, detail: object, place: str) -> Image:
@@ -153,7 +153,8 @@ def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
         raise PromptError(f"{subject} whose base64 is damaged ({error})") from error
 
 
-def _is_medium(part: Any) -> bool:
+def is_medium(part: Any) -> bool:
+    """Whether a part of a message's content is a picture, a sound or a video, or should be."""
     return isinstance(part, Media) or (_type(part) in _READERS)
 
 

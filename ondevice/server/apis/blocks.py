@@ -1,4 +1,5 @@
-"""Content blocks of Anthropic's and the Responses API: a request's blocks as parts, a reply as blocks.
+"""Content blocks of Anthropic's and the Responses API: a request's blocks as parts, a reply as blocks. And the
+pictures of tool results, for all four APIs.
 
 Parts are those of a chat completion's message, which the text layer reads. Pictures come with a request, as base64. No
 address is opened, and no file of this machine.
@@ -19,7 +20,7 @@ from ondevice.model import Model
 from ondevice.server.delivery import ResponseWriter, ServerSentEvent, new_id
 from ondevice.server.replies import Choice
 from ondevice.server.requests import CompletionRequest, RequestFields
-from ondevice.text.media_parts import picture_of_url
+from ondevice.text.media_parts import is_medium, media_in, picture_of_url
 from ondevice.text.messages import ToolCall
 
 ContentPart = dict[str, Any]
@@ -79,20 +80,20 @@ def content_of(parts: Iterable[ContentPart], separator: str = "") -> str | list[
 
 
 def after_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the pictures of tool results at the beginning of the user's message that follows.
+    """The messages with the pictures and sounds of tool results at the beginning of the user's message that follows.
 
-    Gemma's templates write only the text of a result. Where no user's message follows, the pictures are one.
+    Gemma's templates write only the text of a result. Where no user's message follows, the pictures are one. Anything
+    malformed is left for the text layer to report.
     """
     made: list[dict[str, Any]] = []
-    shown: list[ContentPart] = []
+    shown: list[Any] = []
     for message in messages:
-        role, content = message["role"], message["content"]
-        if role == "tool" and not isinstance(content, str):
-            shown += [part for part in content if part["type"] != "text"]
-            texts = content_of((part for part in content if part["type"] == "text"), "\n")
-            made.append({**message, "content": texts})
+        role, content = message.get("role"), message.get("content")
+        if role == "tool" and (found := media_in(message)):
+            shown += found
+            made.append({**message, "content": _without_media(message["content"])})
             continue
-        if shown and role == "user":
+        if shown and role == "user" and isinstance(content, str | list):
             said = [{"type": "text", "text": content}] if isinstance(content, str) else content
             made.append({**message, "content": [*shown, *said]})
             shown = []
@@ -102,6 +103,15 @@ def after_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             shown = []
         made.append(message)
     return [*made, {"role": "user", "content": shown}] if shown else made
+
+
+def _without_media(content: Sequence[Any]) -> str | list[Any]:
+    """The other parts of a content: one text if they are texts."""
+    left = [part for part in content if not is_medium(part)]
+    for part in left:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            return left
+    return content_of(left, "\n")
 
 
 def prompt_tokens(model: Model, request: CompletionRequest) -> int:

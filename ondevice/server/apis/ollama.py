@@ -20,7 +20,7 @@ from ondevice.bundle import CHAT_TEMPLATE, MANIFEST
 from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
-from ondevice.server.apis.blocks import ContentPart, content_of, picture_part
+from ondevice.server.apis.blocks import ContentPart, after_results, content_of, picture_part
 from ondevice.server.apis.openai import MAX_TOP_LOGPROBS, chat_logprobs
 from ondevice.server.delivery import FINISH_NAMES, JsonLine, MakeWriter, ResponseWriter, Usage
 from ondevice.server.model_manager import ModelManager
@@ -170,7 +170,7 @@ def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
                 made["tool_call_id"] = found[0]
             made |= {"name": name} if name else {}
         messages.append(made)
-    return messages
+    return after_results(messages)
 
 
 def _call(call: RequestFields, own_id: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ondevice.generate.stats import TokenLogprob
 from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
+from ondevice.server.apis.blocks import after_results
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
 from ondevice.server.replies import Choice, Echo, PrefillProgress
 from ondevice.server.requests import (
@@ -51,6 +52,7 @@ def read_chat_completion(fields: RequestFields) -> tuple[CompletionRequest, Make
     if not messages:
         raise fields.wrong("messages", "a list of at least one message")
     _check_parts(fields)
+    messages = after_results(messages)
     options: GenerationKeywords = {
         **_chat_options(fields),
         **_chat_logprobs(fields),

@@ -1,4 +1,4 @@
-"""Pictures in Anthropic's and the Responses API: the forms that are read, and those that are refused."""
+"""Pictures in the server's APIs: the forms that are read, and those that are refused."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ DATA = base64.b64encode(PICTURE).decode()
 URL = f"data:image/png;base64,{DATA}"
 TEXT = {"type": "text", "text": "the fox"}
 INPUT = {"type": "input_text", "text": "the fox"}
+IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 CALL = {"type": "function", "id": "c1", "function": {"name": "look", "arguments": {}}}
 pytestmark = pytest.mark.needs("onnxruntime")
@@ -88,7 +89,7 @@ def test_the_pixels_of_a_request_are_limited(served: Served, path: str, monkeypa
     monkeypatch.setattr("ondevice.media.prompt.MAX_DECODED", 2 * 50 * 50)
     monkeypatch.setattr(Picture, "piece", lambda self, index: pytest.fail("decoded"))
     pictures = {
-        "/v1/chat/completions": {"type": "image_url", "image_url": {"url": URL}},
+        "/v1/chat/completions": IMAGE,
         RESPONSES: {"type": "input_image", "image_url": URL},
     }
     messages = [user(*[pictures.get(path, block())] * 3)]
@@ -129,6 +130,38 @@ def test_a_picture_in_a_tool_result_begins_the_users_message(served: Served, cha
         answer = message(served, {"role": "user", "content": "a"}, use, user(*parts))
         reply = chat_model.generate([*asked, told, then], max_new_tokens=8, temperature=0.0)
         assert said(answer) == reply.text
+
+
+def test_a_picture_in_a_tool_message_begins_the_users_message(served: Served, chat_model: Model) -> None:
+    """Chat completions and Ollama's API do the same."""
+    begun: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+    call = {**CALL, "function": {"name": "look", "arguments": "{}"}}
+    asked = [*begun, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    told = {"role": "tool", "tool_call_id": "c1", "content": "the fox"}
+    chat = [*begun, {"role": "assistant", "content": None, "tool_calls": [call]}, {**told, "content": [TEXT, IMAGE]}]
+    result = {"role": "tool", "tool_name": "look", "content": "the fox", "images": [DATA]}
+    ollama = [*begun, {"role": "assistant", "content": "", "tool_calls": [{"function": CALL["function"]}]}, result]
+    for further, then in (
+        ([], [user(Image(PICTURE))]),
+        ([{"role": "user", "content": "b"}], [user(Image(PICTURE), {"type": "text", "text": "b"})]),
+        ([{"role": "system", "content": "b"}], [user(Image(PICTURE)), {"role": "system", "content": "b"}]),
+    ):
+        reply = chat_model.generate([*asked, told, *then], max_new_tokens=8, temperature=0.0)
+        answer = served.post("/v1/chat/completions", messages=[*chat, *further], max_tokens=8, temperature=0)
+        assert answer.body["usage"]["prompt_tokens"] == reply.stats.prompt_tokens
+        assert answer.body["choices"][0]["message"]["content"] == reply.text
+        options = {"num_predict": 8, "temperature": 0}
+        answer = served.post("/api/chat", messages=[*ollama, *further], stream=False, options=options)
+        assert answer.body["prompt_eval_count"] == reply.stats.prompt_tokens
+        assert answer.body["message"]["content"] == reply.text
+
+
+@pytest.mark.parametrize("result", [[7, IMAGE], [{"type": "text"}, IMAGE], [{"type": "text", "text": 7}, IMAGE]])
+def test_a_malformed_tool_message_with_a_picture(served: Served, result: list[Any]) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "tool", "content": result}, {"role": "user"}, {}]
+    answer = served.post("/v1/chat/completions", messages=messages)
+    assert (answer.status, answer.body["error"]["type"]) == (400, "invalid_request_error")
+    assert "message 2 " in answer.body["error"]["message"]
 
 
 def test_anthropics_client(served: Served) -> None:
