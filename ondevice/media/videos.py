@@ -92,7 +92,9 @@ class Frames:
         with self._opened() as stream:
             width, height = stream.codec_context.width, stream.codec_context.height
             rate = float(stream.average_rate or USUAL_RATE)
-            chosen = evenly(sum(packet.size > 0 for packet in stream.container.demux(stream)))
+            # An edit list discards packets: they are decoded for the frames behind a cut, and show none themselves.
+            packets = stream.container.demux(stream)
+            chosen = evenly(sum(packet.size > 0 and not packet.is_discard for packet in packets))
         if not chosen:
             raise PromptError(f"{self._name} has no frame")
         check_size(width, height, self._name)
@@ -123,12 +125,14 @@ class Frames:
             source, protocols = BytesIO(source), "none"
         try:
             with av.open(source, container_options={"protocol_whitelist": protocols}) as container:
+                if not container.streams.video:
+                    raise ValueError("it has no pictures")
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
                     raise ValueError("it has an encoding without a decoder")
                 stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # of a frame, whatever the header says
                 yield stream
-        except (av.FFmpegError, IndexError, OSError, ValueError) as error:
+        except (av.FFmpegError, OSError, ValueError) as error:
             raise PromptError(f"{self._name} is damaged, or no video that PyAV reads ({reason(error)})") from error
 
     def _decoded(self, stream: Any) -> Iterator[tuple[int, Pixels]]:

@@ -23,6 +23,8 @@ from ondevice.server.apis.openai import read_chat_completion
 from ondevice.server.requests import RequestError, RequestFields
 from ondevice.text.messages import ChatOptions
 from tests.media.pictures_made import noise, png
+from tests.media.sounds_made import tone
+from tests.media.test_limits import sound_file
 
 TEXT = {"type": "text", "text": "the fox"}
 NO_OPTIONS = ChatOptions()
@@ -41,6 +43,23 @@ def clip(count: int, rate: int = 10, turned: int = 0) -> bytes:
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return content.getvalue()
+
+
+def cut(content: bytes, skipped: int) -> bytes:
+    """The file without its first frames, as trimmed without encoding it again: an edit list discards their packets."""
+    made = BytesIO()
+    with av.open(BytesIO(content), "r") as container, av.open(made, "w", format="mp4") as out:
+        stream = container.streams.video[0]
+        copied = out.add_stream_from_template(stream)
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        first = packets[skipped].pts
+        assert first is not None
+        for packet in packets:
+            assert packet.pts is not None
+            assert packet.dts is not None
+            packet.pts, packet.dts, packet.stream = packet.pts - first, packet.dts - first, copied
+            out.mux(packet)
+    return made.getvalue()
 
 
 def frames_of(content: bytes) -> list[NDArray[np.uint8]]:
@@ -166,6 +185,20 @@ def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
     assert reply.stats.cached_tokens > 150
 
 
+def test_a_file_that_was_cut(chat_model: Model) -> None:
+    """The chosen frames are of those that are shown, and counted."""
+    content = cut(clip(40), 8)
+    with av.open(BytesIO(content), "r") as container:
+        assert any(packet.is_discard for packet in container.demux(video=0))
+    frames = frames_of(content)
+    assert len(frames) == 32
+    ids, expected = (
+        chat_model._encode(asked(video), NO_OPTIONS, None)[0] for video in (Video(content), Video(frames, fps=10))
+    )
+    assert ids == expected
+    assert len(chat_model.encode(asked(Video(content)))) == len(ids)
+
+
 SESSION = (
     b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
 )
@@ -199,6 +232,7 @@ def test_no_file_opens_a_socket(chat_model: Model, tmp_path: Path, monkeypatch: 
         (Video(b"never a video"), "video 1 is damaged, or no video that PyAV reads"),
         (Video(clip(2).replace(b"mp4v", b"xyzw").replace(b"esds", b"free")), "it has an encoding without a decoder"),
         (Video(SESSION), "is damaged, or no video"),
+        (Video(sound_file(tone(1.0))), "it has no pictures"),
         (Video("gone.mp4"), "video 1 cannot be read: gone.mp4: no such file"),
         (Video("http://127.0.0.1:9/a.mp4"), "no such file"),
         ({"type": "video"}, "without a field 'video'"),
