@@ -328,13 +328,14 @@ class WavFile:
             if place + 8 > len(content):
                 break
             name, size = bytes(content[place : place + 4]), int.from_bytes(content[place + 4 : place + 8], "little")
-            body = content[place + 8 : place + 8 + size]  # streams name no size or the largest: what is there counts
+            body = content[place + 8 : place + 8 + size]
             if name == b"fmt ":
                 header = bytes(body[:40])
             elif name == b"data":
                 if header is None:
                     break
-                return header, body
+                # Streams name the size 0 or the largest: what is there counts.
+                return header, body or content[place + 8 :]
             place += 8 + size + size % 2
         raise ValueError(f"it has no samples, no header before them, or {MAX_CHUNKS} other chunks")
 
