@@ -31,6 +31,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target.read_text("utf-8")), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_import_the_package_that_they_use(page: Path) -> None:
+    for example in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        if re.search(r"\bondevice\.\w+\(", example):
+            assert re.search(r"^import ondevice$", example, re.MULTILINE), example
+
+
 def test_the_readme_leads_to_every_page() -> None:
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in README] == []
 
