@@ -38,6 +38,9 @@ MAX_PIXELS = 50_000_000
 MAX_SIDE = 16384
 """Largest picture that is decoded."""
 
+POSSIBLE = f"{MAX_PIXELS // 1_000_000} million are possible, and {MAX_SIDE} on a side"
+"""The end of a message about one that is larger."""
+
 MAX_READS = 1 << 15
 """Most parts of a file that Pillow reads one by one, in Python: chunks, markers and blocks take up to four each. A file
 of 32 MB with PNG's usual chunks of 8 KB has 16,000; one of empty chunks would have millions, and take many seconds.
@@ -202,6 +205,8 @@ class Picture:
         except PromptError:
             raise
         except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
+            if type(error).__name__ == "DecompressionBombError":  # before the size is known here
+                raise PromptError(f"{self._name} has too many pixels: {POSSIBLE}") from error
             known = f"{self._name} is damaged, or no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
             said = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({reason(error)})"
             raise PromptError(known + said) from error
@@ -230,10 +235,7 @@ class _File(BytesIO):
 def check_size(width: int, height: int, name: str) -> None:
     """Raise a PromptError for a picture that is too large to be decoded."""
     if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
-        raise PromptError(
-            f"{name} has {width} x {height} pixels: {MAX_PIXELS // 1_000_000} million are possible, and "
-            f"{MAX_SIDE} on a side"
-        )
+        raise PromptError(f"{name} has {width} x {height} pixels: {POSSIBLE}")
 
 
 def resized(height: int, width: int, tokens: int, vision: VisionEntry, name: str) -> tuple[int, int]:
