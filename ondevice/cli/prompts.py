@@ -23,7 +23,7 @@ from ondevice.bundle import CHAT_TEMPLATE, is_bundle
 from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError, shown
 from ondevice.machine import expanded
-from ondevice.text.media_parts import MAX_BYTES
+from ondevice.text.media_parts import MAX_BYTES, unreadable
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def read_file(path: Path) -> bytes:
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+        raise PromptError(f"cannot read {unreadable(path, error.strerror)}") from error
     except ValueError as error:  # a NUL in the path
         raise PromptError(f"cannot read {str(path)!r}: {error}") from error
     if not ends:

@@ -16,7 +16,7 @@ from typing import Any
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, reason
 from ondevice.media.images import MAX_PIXELS, Picture, Pixels, check_size, resized
-from ondevice.text.media_parts import MAX_BYTES, Image, Video
+from ondevice.text.media_parts import MAX_BYTES, Image, Video, unreadable
 
 MAX_FRAMES = 32
 """Frames that the model sees of a video."""
@@ -117,7 +117,7 @@ class Frames:
         if isinstance(source, str | PathLike):
             path = Path(source)
             if not path.is_file():
-                raise PromptError(f"{self._name} cannot be read: {path}: no such file")
+                raise PromptError(f"{self._name} cannot be read: {unreadable(path, 'no such file')}")
             source = str(path.absolute())
         elif len(source) > MAX_BYTES:
             raise PromptError(f"{self._name} has more than {MAX_BYTES >> 20} MB")

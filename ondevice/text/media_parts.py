@@ -170,13 +170,19 @@ def file_content(source: str | PathLike[str] | bytes | bytearray | memoryview, n
             with path.open("rb") as file:
                 source = file.read(most + 1)
         except OSError as error:
-            raise PromptError(f"{name} cannot be read: {path}: {error.strerror}") from error
+            raise PromptError(f"{name} cannot be read: {unreadable(path, error.strerror)}") from error
         except ValueError as error:  # a NUL in the path
             raise PromptError(f"{name} cannot be read: {reason(error)}") from error
     content = bytes(source)
     if len(content) > most:
         raise PromptError(f"{name} has more than {most >> 20} MB")
     return content
+
+
+def unreadable(path: Path, why: str | None) -> str:
+    """A path and why it cannot be read; the path may have been an address, whose slashes `Path` has joined."""
+    is_address = path.parts[:1] in {("http:",), ("https:",)}
+    return f"{path}: {why}{' (no address is opened: download the file)' if is_address else ''}"
 
 
 def _type(part: Any) -> str | None:

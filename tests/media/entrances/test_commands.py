@@ -122,6 +122,10 @@ def test_regenerate_save_and_load(conversation: Conversation, chat_model: Model,
     ("line", "complaint"),
     [
         ("/image gone.png", "cannot read gone.png: No such file"),
+        (
+            "/image https://example.com/a.png",
+            "cannot read https:/example.com/a.png: No such file or directory (no address",
+        ),
         ("/image notes.txt", "picture 1 is damaged, or no PNG"),
         ("/audio cut.wav", "sound 1 is a WAV file that cannot be read"),
     ],
@@ -270,6 +274,7 @@ def test_lines_with_bad_pictures_are_errors(ask: Any) -> None:
         {"prompt": asked({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}})},
         {"body": {"messages": asked({"type": "image", "image": "photo.png"})}},
         {"prompt": "the fox"},
+        {"prompt": asked({"type": "image", "image": "https://example.com/a.png"})},
     )
     assert code == 1
     for line, complaint in {
@@ -278,6 +283,7 @@ def test_lines_with_bad_pictures_are_errors(ask: Any) -> None:
         3: "cannot read",
         4: "picture 1 is a int",
         5: "no address is opened",
+        8: "no address is opened: download the file",
     }.items():
         assert complaint in found[line]["error"]
     assert "send pictures as image_url" in found[6]["error"]["message"]

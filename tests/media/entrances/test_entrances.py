@@ -103,6 +103,8 @@ def test_mistakes(bundle: Path, reference_bundle: Path, tmp_path: Path, capsys: 
     assert "No such file" in mistake(bundle, "x", "--image", tmp_path / "none.png")
     assert "sound 1 is no sound" in mistake(bundle, "x", "--audio", broken)
     assert "No such file" in mistake(bundle, "x", "--audio", tmp_path / "none.wav")
+    for option in ("--image", "--audio", "--video"):
+        assert "no address is opened: download the file" in mistake(bundle, "x", option, "https://example.com/a")
     assert "--audio is for text" in mistake(bundle, "--ids", "2,5", "--audio", broken)
     assert "--image-tokens is for pictures" in mistake(bundle, "x", "--audio", broken, "--image-tokens", 70)
     assert "reads text only" in mistake(reference_bundle, "x", "--audio", broken)
