@@ -35,7 +35,7 @@ PATIENCE_S = 2.0
 
 KINDS = {
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif"), "image"),
-    **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg"), "audio"),
+    **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".aif", ".aiff"), "audio"),
 }
 """The kind of a dropped file, by its suffix."""
 

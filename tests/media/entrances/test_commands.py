@@ -36,6 +36,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "it's.wav": SOUND,
         "cut.wav": SOUND[:30],
         "notes.txt": b"x",
+        "voice.opus": b"",
+        "voice.AIFF": b"",
     }.items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
@@ -169,6 +171,7 @@ def test_dropped_files(files: Path) -> None:
         (other.as_uri(), [other]),
         (str(sound), [sound]),
         (f"{picture} '{other}' ", [picture, other]),
+        ("voice.opus voice.AIFF", [Path("voice.opus"), Path("voice.AIFF")]),
         (f"{picture} gone.png", []),
         ("look at photo.png", []),
         (str(files / "notes.txt"), []),
