@@ -159,6 +159,12 @@ class Picture:
                 picture = picture.resize((wide, tall), Pillow.Resampling.BICUBIC)
             return Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)
 
+    def identity(self) -> bytes | None:
+        """See `Medium`."""
+        if not isinstance(self._source, bytes):
+            return None
+        return hashlib.sha256(self._source).digest() + self._most.to_bytes(2)
+
     def _checked(self, source: Any) -> Any:
         """The bytes of a file, a picture of Pillow, or an array of pixels."""
         try:

@@ -23,7 +23,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.interfaces import audio_interface, vision_interface
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
-from ondevice.media.encoded import Cancelled, EncodedMedia
+from ondevice.media.encoded import Cancelled, EncodedMedia, KnownPieces
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import MediaPiece, Tower
@@ -62,6 +62,10 @@ class Medium(Protocol):
         """Decode a piece. It is None, or has other tokens than `counts` says, if the header is wrong about it."""
         ...
 
+    def identity(self) -> bytes | None:
+        """Identifies all pieces: the file, and how it is decoded; None if what it comes from may change."""
+        ...
+
 
 class Kind(NamedTuple):
     """Pictures and videos, or sounds: the token that stands for one, those around its soft tokens, what encodes it, and
@@ -93,6 +97,7 @@ class MediaEncoder:
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
         self._most_rows, self._tokenizer, self._encoded = most_rows, tokenizer, EncodedMedia(cache_bytes)
+        self._known = KnownPieces()
         self._decoding = threading.Lock()
         self._kinds: list[Kind] = []
         if vision is not None:
@@ -108,9 +113,9 @@ class MediaEncoder:
     ) -> tuple[list[int], list[SoftTokens]]:
         """The prompt with soft tokens, and what encodes them.
 
-        All pictures and sounds are decoded, but none before all were found to fit, and one at a time, whichever prompts
-        they are of. A piece that is smaller than its file is kept until the prompt is forgotten; another one is decoded
-        again when it is encoded. So a prompt takes no more memory than its files.
+        Pictures and sounds that no earlier prompt had are decoded, but none before all were found to fit, and one at a
+        time, whichever prompts they are of. A decoded piece that is smaller than its file is kept until the prompt is
+        forgotten; another one is decoded again when it is encoded. So a prompt takes no more memory than its files.
 
         Args:
             ids: the prompt, with a placeholder for each picture and sound.
@@ -131,16 +136,20 @@ class MediaEncoder:
                 made.append(token)
                 continue
             medium = opened[number]
+            identity = medium.identity()
             for index, label in enumerate(self._labels(medium)):
-                piece = self._decoded(medium, index)
-                if piece is None or not piece.tokens:
+                encode = partial(self._decode_and_encode, kind.tower, medium, index)
+                known = self._known.get(identity, index)
+                if known is None:
+                    piece = self._decoded(medium, index)
+                    known = (piece.digest(), piece.tokens) if piece is not None else (b"", 0)
+                    self._known.keep(identity, index, known)
+                    if piece is not None and _is_worth_keeping(piece, medium):
+                        encode = partial(kind.tower.encode, piece)
+                digest, tokens = known
+                if not tokens:
                     continue
                 made += label
-                digest, tokens = piece.digest(), piece.tokens
-                if medium.file_bytes is None or piece.nbytes * len(medium.counts) <= medium.file_bytes:
-                    encode = partial(kind.tower.encode, piece)
-                else:
-                    encode = partial(self._decode_and_encode, kind.tower, medium, index)
                 made.append(kind.begin)
                 spans.append(SoftTokens(len(made), tokens, partial(self._encoded.rows, digest, encode), kind.is_block))
                 made += soft_ids(digest, tokens)
@@ -168,8 +177,9 @@ class MediaEncoder:
         return made
 
     def forget(self) -> None:
-        """Drop all encoded pictures and sounds."""
+        """Drop all encoded pictures and sounds, and what is known of their files."""
         self._encoded.forget()
+        self._known.forget()
 
     def _numbered(self, ids: Sequence[int]) -> Iterator[tuple[int, Kind | None, int]]:
         """Each token; if it is a placeholder, its kind, and the number of the placeholders before it."""
@@ -235,6 +245,11 @@ class MediaEncoder:
             return [[] for _ in medium.counts]
         assert self._tokenizer is not None
         return [self._tokenizer.encode(label, add_special_tokens=False) for label in medium.labels]
+
+
+def _is_worth_keeping(piece: MediaPiece, medium: Medium) -> bool:
+    """Whether a piece cannot be decoded again, or all of them take no more memory than the file."""
+    return medium.file_bytes is None or piece.nbytes * len(medium.counts) <= medium.file_bytes
 
 
 def soft_ids(digest: bytes, count: int) -> list[int]:

@@ -104,13 +104,16 @@ class SoundSource(Protocol):
     rate : samples per second
     frames : samples of each channel, as its header says: there may be fewer
     channels : their number
-    file_bytes : length of the file; None for an array
     """
 
     rate: int
     frames: int
     channels: int
-    file_bytes: int | None
+
+    @property
+    def file(self) -> bytes | None:
+        """The content of the file; None for an array."""
+        ...
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """The samples, in arrays [n, channels] of a second at most."""
@@ -142,7 +145,8 @@ class Sound:
         self._source = source = self._open(audio)
         self._check()
         self._forget()
-        self.size, self.file_bytes = source.frames * source.channels, source.file_bytes
+        self.size = source.frames * source.channels
+        self.file_bytes = None if source.file is None else len(source.file)
         length = converted_length(source.frames, source.rate)
         lengths = [min(MAX_SAMPLES, length - begin) for begin in range(0, length, MAX_SAMPLES)]
         self.counts = [count for size in lengths if (count := audio_tokens(entry, size))]
@@ -168,6 +172,10 @@ class Sound:
             self._forget()
         found = min(length, max(len(values) - before, 0))
         return Samples(converted(values, rate, before, converted_length(found, rate)), self._entry)
+
+    def identity(self) -> bytes | None:
+        """See `Medium`."""
+        return None if self._source.file is None else hashlib.sha256(self._source.file).digest()
 
     def _values(self, begin: int, end: int) -> Float32Array:
         """The means of the channels, float32[n]: all from `begin` to `end` that the file has."""
@@ -238,7 +246,7 @@ class Sound:
 class ArrayOfSamples:
     """A `SoundSource` of samples in memory, [frames, channels]."""
 
-    file_bytes: int | None = None
+    file: bytes | None = None
 
     def __init__(self, samples: NDArray[Any], rate: int) -> None:
         self._samples, self.rate, (self.frames, self.channels) = samples, rate, samples.shape
@@ -257,8 +265,7 @@ class OtherFile:
             PromptError: it is damaged.
             MissingDependencyError: soundfile is not installed.
         """
-        self._content, self._name = content, name
-        self.file_bytes: int | None = len(content)
+        self.file, self._name = content, name
         with self._opened() as file:
             self.rate, self.frames, self.channels = int(file.samplerate), int(file.frames), int(file.channels)
 
@@ -275,7 +282,7 @@ class OtherFile:
         except (ImportError, OSError) as error:  # OSError: its library is missing
             raise MissingDependencyError("soundfile", "audio", what="a sound that is no WAV file") from error
         try:
-            with soundfile.SoundFile(BytesIO(self._content)) as file:
+            with soundfile.SoundFile(BytesIO(self.file)) as file:
                 yield file
         except soundfile.SoundFileError as error:
             raise PromptError(f"{self._name} is damaged, or no sound that soundfile reads") from error
@@ -288,7 +295,7 @@ class WavFile:
 
     def __init__(self, content: bytes) -> None:
         """Read the header. Raises ValueError where it is damaged, or names another encoding."""
-        self._content = content
+        self.file = content
         header, self._data = self._chunks()
         if len(header) < 16:
             raise ValueError("its header is too short")
@@ -301,7 +308,6 @@ class WavFile:
             raise ValueError(f"{self.channels} channels of {bits} bits do not take {block} bytes")
         self._type, self._bits, self._block = kind, bits, block
         self.frames = len(self._data) // block
-        self.file_bytes: int | None = len(content)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         for first in range(0, self.frames, self.rate):
@@ -323,7 +329,7 @@ class WavFile:
 
     def _chunks(self) -> tuple[bytes, memoryview]:
         """The content of the chunks `fmt ` and `data`."""
-        header, place, content = None, 12, memoryview(self._content)
+        header, place, content = None, 12, memoryview(self.file)
         for _ in range(MAX_CHUNKS):
             if place + 8 > len(content):
                 break

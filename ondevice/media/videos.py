@@ -83,6 +83,9 @@ class Frames:
             self._pieces = [found.get(each) for each in self._chosen]
         return self._pieces[index]
 
+    def identity(self) -> None:
+        """None: a file is not read as a whole, and may change."""
+
     def _picture(self, source: Any, number: int) -> Picture:
         image = source if isinstance(source, Image) else Image(source)
         return Picture(Image(image.source, FRAME_TOKENS), self._vision, None, f"frame {number} of {self._name}")

@@ -343,15 +343,44 @@ def test_one_medium_is_decoded_at_a_time(encoder: MediaEncoder, monkeypatch: pyt
 
     monkeypatch.setattr(Picture, "piece", watched)
     ids = [placeholder(encoder, Image(b""))] * 6
-    threads = [
-        threading.Thread(target=encoder.insert, args=(ids, [Image(png(200, 300))] * 6, None, 4096)) for _ in range(4)
-    ]
+    pictures = [[Image(png(200 + place, 300 + number)) for place in range(6)] for number in range(4)]
+    threads = [threading.Thread(target=encoder.insert, args=(ids, each, None, 4096)) for each in pictures]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(most) == 24
     assert set(most) == {1}
+
+
+@pytest.mark.parametrize("medium", [Image(png()), Audio(wav(tone(0.5)))])
+def test_a_file_is_decoded_for_its_first_prompt_only(
+    encoder: MediaEncoder, medium: Image | Audio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every turn of a chat has the media of all earlier ones. After `forget`, a file is decoded again."""
+    decoded: list[object] = []
+    for kind in (Picture, Sound):
+
+        def watched(self: Any, index: int, piece: Any = kind.piece) -> Any:
+            decoded.append(self)
+            return piece(self, index)
+
+        monkeypatch.setattr(kind, "piece", watched)
+    ids = [placeholder(encoder, medium)]
+    first, _ = encoder.insert(ids, [medium], None, 4096)
+    again, _ = encoder.insert(ids, [medium], None, 4096)
+    assert (again, len(decoded)) == (first, 1)
+    encoder.forget()
+    assert encoder.insert(ids, [medium], None, 4096)[0] == first
+    assert len(decoded) == 2
+
+
+def test_a_known_picture_of_another_number_of_tokens_is_another(encoder: MediaEncoder) -> None:
+    file = png(400, 600)
+    ids = [placeholder(encoder, Image(file))]
+    made = [encoder.insert(ids, [Image(file, tokens)], None, 4096)[0] for tokens in (70, 280, 70)]
+    assert made[0] == made[2]
+    assert len(made[1]) > len(made[0])
 
 
 @pytest.mark.needs("onnxruntime")
