@@ -32,7 +32,9 @@ from time import monotonic
 from typing import Any, Literal, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2.ext import Extension
 from jinja2.filters import do_indent, do_round, do_unique, make_attrgetter
+from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -68,6 +70,9 @@ REMOVED_METHODS = frozenset({
 })  # fmt: skip
 """The same among the methods of texts, numbers, dictionaries and their views."""
 
+SCOPES = ("_loop_vars", "_block_vars")
+"""Arguments that jinja2 adds to a call inside a loop or a block: the variables there."""
+
 SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -83,7 +88,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
         self._left = _Allowance()
         del self.globals["lipsum"]
         self.globals |= {"dict": _dict, "raise_exception": _refuse, "strftime_now": _now}
@@ -152,19 +157,20 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if owner is self:
             return obj(*args)
+        named = {name: value for name, value in kwargs.items() if name not in SCOPES}
         if isinstance(owner, str):
             if name == "join":
                 return self._join(args[0] if args else (), owner)
             if name == "replace":
-                return self._replace(owner, *args, **kwargs)
+                return self._replace(owner, *args, **named)
             if name in ("format", "format_map"):
                 if re.search(r"\{[^{}]*\{", owner.replace("{{", "")):
                     raise TemplateLimitError("it formats with a width that is a value")
-                self._spend_format(owner, "{", [args, kwargs])
+                self._spend_format(owner, "{", [args, named])
             else:
                 _check_steps(len(owner), max((len(given) for given in args if isinstance(given, str)), default=0))
         if isinstance(obj, Macro):
-            self.made([args, kwargs])  # the macro sees them as `varargs` and `kwargs`
+            self.made([args, named])  # the macro sees them as `varargs` and `kwargs`
         return self.made(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -297,6 +303,16 @@ class _Allowance(threading.local):
         self._characters -= characters
         if monotonic() > self._deadline:
             raise TemplateLimitError(f"it runs for more than {MAX_SECONDS:.0f} s")
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks the model's own text for training: its contents, in a scope of their own."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class _Counting(NodeTransformer):

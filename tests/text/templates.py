@@ -27,6 +27,24 @@ THINKING = """\
 {% endfor %}
 """
 
+TRAINED = """\
+{#- Marks the model's own text for training, and calls methods inside loops and blocks. -#}
+{% block chat %}
+{%- for message in messages %}
+{%- set said = message.content.replace('b>', 'i>', 1) %}
+{%- if message.role == 'assistant' %}
+    {%- generation -%}
+        {%- set said = said.split('<channel|>')[-1] -%}
+        {{- '{0}{1:>4}'.format(said, loop.index) -}}
+    {%- endgeneration %}
+{%- endif %}
+{{ '%s: %s' % (message.role, said.replace('l', 'L')) }}
+{%- endfor %}
+{{- bos_token.replace('b', 'B') }}
+{% generation %}{% endgeneration %}
+{% endblock %}
+"""
+
 GEMMA_4 = """\
 {#- Tools, thoughts, parts, null content, results by their call's id: the forms that Gemma 4's own templates know. -#}
 {%- macro value_of(value) -%}

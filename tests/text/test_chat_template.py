@@ -5,7 +5,7 @@ import pytest
 
 from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.chat_template import ChatTemplate
-from tests.text.templates import GEMMA, THINKING
+from tests.text.templates import GEMMA, THINKING, TRAINED
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -16,7 +16,7 @@ CHAT: list[dict[str, Any]] = [
 
 
 @pytest.mark.needs("oracle")
-@pytest.mark.parametrize("source", [GEMMA, THINKING])
+@pytest.mark.parametrize("source", [GEMMA, THINKING, TRAINED])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_it_renders_as_transformers_does(source, add_generation_prompt):
     from transformers.utils.chat_template_utils import render_jinja_template
