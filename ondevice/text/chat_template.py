@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
-from ondevice.text.messages import Message
+from ondevice.text.messages import ROLES, Message
 
-PARTS: Message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
-NULL: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "x", "arguments": {}}}]},
-]
-"""Messages that tell whether a template supports parts and null content: one that does not prints Python's repr."""
-ROLES: list[list[Message]] = [
-    [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
-    [*NULL, {"role": "tool", "name": "x", "content": "x"}],
-]
-"""Messages whose rendering shows what a template writes around each role."""
+PART = {"type": "text", "text": "x"}
+PRINTED = (repr(PART), json.dumps(PART))
+"""A message's part as templates print it that do not know parts."""
+
+ASKED: Message = {"role": "user", "content": "x"}
+CALL_ID = "000000000"
+"""Mistral's templates take ids of nine letters or digits only."""
+
+CallStyle = tuple[str | None, Any]
+"""Content and arguments of a message with a tool call and without text."""
+
+CALL_STYLES: tuple[CallStyle, ...] = ((None, {"x": "x"}), (None, '{"x": "x"}'), ("", {"x": "x"}), ("", '{"x": "x"}'))
+"""A template is given the first that it takes without printing Python's repr: some join arguments as a text, and
+some write calls only where there is no content.
+"""
 
 
 class ChatTemplate:
@@ -74,28 +79,51 @@ class ChatTemplate:
             raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
 
     def _understood(self, message: Message) -> Message:
-        """The message with its content as a string, if the template supports no other form."""
+        """The message with its content as a string, if the template supports no other form, and its calls likewise."""
         content = message.get("content", "")
-        if isinstance(content, list) and not self._reads_parts:
+        if isinstance(content, list) and message["role"] not in self._roles_with_parts:
             if any(part.get("type") != "text" for part in content):
                 raise PromptError("this bundle's chat template has no place for pictures and sounds: leave them out")
-            return {**message, "content": "\n".join(part["text"] for part in content)}
-        if content is None and not self._reads_null:
-            return {**message, "content": ""}
+            message = {**message, "content": "\n".join(part["text"] for part in content)}
+        return self._with_calls(message) if message.get("tool_calls") else message
+
+    def _with_calls(self, message: Message) -> Message:
+        empty, arguments = self._call_style
+        if message.get("content", "") is None:
+            message = {**message, "content": empty}
+        if isinstance(arguments, str):
+            message = {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         return message
 
     @cached_property
     def written(self) -> str:
         """Text that the template writes by itself: its source, and what it joins, as by `'<|' + role + '|>'`."""
-        return "\n".join([self._source, *(self._tried(messages) or "" for messages in ([PARTS], *ROLES))])
+        tried = (self._tried_role(*said) for said in (("user", [PART]), ("system", "x"), ("tool", "x")))
+        return "\n".join([self._source, *(text or "" for text in tried)])
 
     @cached_property
-    def _reads_parts(self) -> bool:
-        return "'type'" not in (self._tried([PARTS]) or "'type'")
+    def _roles_with_parts(self) -> frozenset[str]:
+        """Roles whose messages may have parts. Gemma 4's templates print Python's repr of a system message's."""
+        tried = {role: self._tried_role(role, [PART]) for role in ROLES}
+        return frozenset(
+            role for role, text in tried.items() if text is not None and not any(each in text for each in PRINTED)
+        )
 
     @cached_property
-    def _reads_null(self) -> bool:
-        return "None" not in (self._tried(NULL) or "None")
+    def _call_style(self) -> CallStyle:
+        for style in CALL_STYLES:
+            text = self._tried(_called(style))
+            if text is not None and "None" not in text and "{'x'" not in text:
+                return style
+        return "", {}
+
+    def _tried_role(self, role: str, content: Any) -> str | None:
+        """A rendered conversation with a message of this role."""
+        message: Message = {"role": role, "content": content}
+        if role == "tool":
+            return self._tried([*_called(self._call_style), {**message, "tool_call_id": CALL_ID, "name": "x"}])
+        before, behind = [ASKED] * (role == "assistant"), [ASKED] * (role in ("system", "developer"))
+        return self._tried([*before, message, *behind])
 
     def _tried(self, messages: Sequence[Message]) -> str | None:
         """The rendered messages; None if the template refuses them."""
@@ -126,3 +154,17 @@ class ChatTemplate:
             return template.render(**variables)
 
         return render
+
+
+def _called(style: CallStyle) -> list[Message]:
+    """A conversation with a tool call."""
+    content, arguments = style
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "x", "arguments": arguments}}
+    return [ASKED, {"role": "assistant", "content": content, "tool_calls": [call]}]
+
+
+def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The call with its arguments as a text of JSON."""
+    function = call["function"]
+    text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}

@@ -126,3 +126,21 @@ GEMMA_4_LARGE = GEMMA_4.replace(
     "{{- '<|turn>model\\n' -}}{{- '<|channel>thought\\n<channel|>' if not enable_thinking | default(false) -}}",
 )
 """As the larger models' templates: where the model shall not think, its empty thought is written for it."""
+
+GEMMA_4_PLAIN_SYSTEM = GEMMA_4.replace("said(messages[0].content) if leading", "messages[0].content | trim if leading")
+"""As Google's own: it reads the parts of all messages but the system's."""
+
+DEEPSEEK = """\
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '<|User|>' + message.content }}{% endif %}
+{%- if message.role == 'assistant' and message.content is none %}
+{%- for call in message.tool_calls %}
+{{- '<|call|>' + call.type + '<|sep|>' + call.function.name + '\\n' + call.function.arguments + '<|end|>' }}
+{%- endfor %}
+{%- elif message.role == 'assistant' %}{{ '<|Assistant|>' + message.content }}
+{%- elif message.role == 'tool' %}{{ '<|output|>' + message.content }}
+{%- endif %}
+{%- endfor %}
+"""
+"""In the style of DeepSeek R1's: calls are written where there is no content, and their arguments are a text."""

@@ -13,8 +13,8 @@ from ondevice.errors import PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.media_parts import Image
 from ondevice.text.messages import ChatOptions, begun_answer, plain_messages, plain_tools
-from tests.text.conversations import CALLED, CONVERSATIONS, Messages, call
-from tests.text.templates import GEMMA, GEMMA_4, GEMMA_4_LARGE
+from tests.text.conversations import ASKED, CALLED, CONVERSATIONS, Messages, call
+from tests.text.templates import DEEPSEEK, GEMMA, GEMMA_4, GEMMA_4_LARGE, GEMMA_4_PLAIN_SYSTEM
 
 TEMPLATES = {"gemma-4": GEMMA_4, "gemma-4-large": GEMMA_4_LARGE}
 if given := os.environ.get("ONDEVICE_TEMPLATES"):  # a directory of templates, the published ones for instance
@@ -62,6 +62,27 @@ def test_a_template_that_reads_strings_only_gets_strings():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     text = rendered(GEMMA, [{"role": "user", "content": parts}, CALLED[1]])
     assert text == "<bos><|turn>user\none\ntwo<turn|>\n<|turn>model\n<turn|>\n<|turn>model\n"
+
+
+def test_a_template_that_reads_the_parts_of_some_roles_gets_strings_of_the_others():
+    parts = [{"type": "text", "text": " one"}, {"type": "text", "text": "two "}]
+    text = rendered(GEMMA_4_PLAIN_SYSTEM, [{"role": "system", "content": parts}, {"role": "user", "content": parts}])
+    assert text.startswith("<bos><|turn>system\none\ntwo<turn|>\n<|turn>user\nonetwo<turn|>")
+
+
+@pytest.mark.needs("oracle")
+@pytest.mark.parametrize("arguments", [{"city": "Zürich", "days": [1, None]}, '{"city": "Zürich", "days": [1, null]}'])
+def test_a_template_that_joins_arguments_gets_a_string(arguments):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def chat(arguments: Any) -> Messages:
+        said = {"role": "assistant", "content": None, "tool_calls": [call("f", arguments), call("clock", "{}")]}
+        return [*ASKED, said, {"role": "tool", "tool_call_id": "call_1", "content": "rain"}]
+
+    text = json.dumps({"city": "Zürich", "days": [1, None]}, ensure_ascii=False)
+    rendering: Any = render_jinja_template([chat(text)], chat_template=DEEPSEEK, bos_token="<bos>")
+    assert rendered(DEEPSEEK, chat(arguments)) == rendering[0][0]
+    assert "<|call|>function<|sep|>f" in rendering[0][0]
 
 
 def test_thoughts_go_by_all_their_names():
