@@ -47,11 +47,15 @@ def _split(numbers: str) -> list[dict[str, Any]]:
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
 
 
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")
+_QWEN_2 = ("qwen2", "deepseek-r1-qwen")
+"""Names of one pre-tokenizer each."""
+
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
     "smollm": [{"type": "Digits", "individual_digits": True}],
-    "llama-bpe": _split(r"\p{N}{1,3}"),
-    "qwen2": _split(r"\p{N}"),
+    **dict.fromkeys((*_LLAMA_3, "smaug-bpe"), _split(r"\p{N}{1,3}")),
+    **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
 }
 """Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without `Split` the words are GPT-2's."""
 
@@ -91,7 +95,7 @@ class Vocabulary:
         for token, text in enumerate(self.texts):
             self.ids.setdefault(text, token)
         # llama.cpp's defaults, for files that do not say
-        by_default = self.model != "gpt2" or self.fields.data.get("pre") == "llama-bpe"
+        by_default = self.model != "gpt2" or self.fields.data.get("pre") in _LLAMA_3
         self.add_bos = self.fields.flag("add_bos_token", by_default) and self.id("bos") is not None
 
     @property
@@ -190,7 +194,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     whole = {"trim_offsets": False, "use_regex": not any(step["type"] == "Split" for step in split)}
     level = {"type": "ByteLevel", "add_prefix_space": vocabulary.fields.flag("add_space_prefix"), **whole}
     return {
-        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if name in _QWEN_2 else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, level]},
         "post_processor": _begin(vocabulary),
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
@@ -198,7 +202,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
             **_BPE,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": name == "llama-bpe",
+            "ignore_merges": name in _LLAMA_3,
             "vocab": vocabulary.ids,
             "merges": vocabulary.merges(),
         },

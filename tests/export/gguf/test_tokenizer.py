@@ -59,24 +59,25 @@ def _assert_equal(own: tokenizers.Tokenizer, other: tokenizers.Tokenizer, contro
                 )
 
 
+QWEN_3 = ("qwen3-tokenizer", 151_936, None, ["<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"])
+LLAMA_3 = ("llama3.1-tokenizer", 128_256, 128_000, ["<|begin_of_text|>", "<|eot_id|>", "<|python_tag|>"])
+
+
 @pytest.mark.parametrize(
-    ("name", "pre", "rows", "bos", "control"),
-    [
-        ("qwen3-tokenizer", "qwen2", 151_936, None, ["<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"]),
-        ("llama3.1-tokenizer", "llama-bpe", 128_256, 128_000, ["<|begin_of_text|>", "<|eot_id|>", "<|python_tag|>"]),
-    ],
+    ("pre", "name", "rows", "bos", "control"),
+    [("qwen2", *QWEN_3), ("deepseek-r1-qwen", *QWEN_3), ("llama-bpe", *LLAMA_3), ("falcon3", *LLAMA_3)],
 )
 def test_published_byte_level_tokenizers(
-    tmp_path: Path, name: str, pre: str, rows: int, bos: int | None, control: list[str]
+    tmp_path: Path, pre: str, name: str, rows: int, bos: int | None, control: list[str]
 ) -> None:
     """Qwen3's table has 267 rows more than there are tokens."""
     directory = published(name)
     path = _converted(tmp_path / "vocabulary.gguf", directory, rows, model="gpt2", pre=pre, bos=bos)
     other = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     _assert_equal(_made(path, rows), other, control)
-    ends = {"qwen2": ["<|endoftext|>", "<|im_end|>"], "llama-bpe": ["<|end_of_text|>", "<|eot_id|>"]}
+    ends = {None: ["<|endoftext|>", "<|im_end|>"], 128_000: ["<|end_of_text|>", "<|eot_id|>"]}
     vocabulary = _vocabulary(path, rows)
-    assert sorted(vocabulary.texts[token] for token in vocabulary.ends()) == sorted(ends[pre])
+    assert sorted(vocabulary.texts[token] for token in vocabulary.ends()) == sorted(ends[bos])
 
 
 def test_llama_2(tmp_path: Path) -> None:
@@ -138,7 +139,10 @@ def test_published_files_give_the_ids_of_llama_cpp(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "model", "pre"), [("smollm2", "gpt2", "gpt-2"), ("gemma3", "gemma4", None)])
+@pytest.mark.parametrize(
+    ("name", "model", "pre"),
+    [("smollm2", "gpt2", "gpt-2"), ("smollm2", "gpt2", "smaug-bpe"), ("gemma3", "gemma4", None)],
+)
 def test_kinds_of_vocabularies_without_a_published_file_give_the_ids_of_llama_cpp(
     tmp_path: Path, name: str, model: str, pre: str | None
 ) -> None:
