@@ -188,6 +188,8 @@ def _beginning(value: object, most: int, depth: int = 3) -> object:
     """A value of JSON with the part of each text, list and mapping that `most` characters can show."""
     if isinstance(value, str | bytes):
         return value[:most]
+    if isinstance(value, int) and (bits := value.bit_length()) > 4 * most:  # Python prints none of many digits
+        return f"a number of {bits} bits"
     if not isinstance(value, list | tuple | dict):
         return value
     if not depth:

@@ -124,6 +124,10 @@ for _ in range(100_000):
             "message 2 needs a string as its 'tool_call_id'",
         ),
         ([USER, {"role": "tool", "tool_call_id": "x", "content": ""}], "message 2 answers the tool call 'x', which no"),
+        (
+            [{"role": "user", "content": 10**5000}],
+            "message 1 needs a string as its 'content', or a list of parts, not 'a ",
+        ),
         ([{**USER, "extra": {1, 2}}], "message 1 holds {1, 2}, which is not JSON"),
         ([{**USER, "extra": DEEP}], "message 1 holds too many lists in each other"),
     ],
