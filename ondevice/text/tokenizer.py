@@ -212,7 +212,9 @@ class Tokenizer:
         text = self.text_of(token_id)
         if token_id in self.byte_ids:
             return bytes([int(text[3:5], 16)])
-        decoded = self.decode([token_id], keep_special=True)
+        # behind itself: some decoders strip the space of a text's first word
+        first = len(self.decode([token_id], keep_special=True))
+        decoded = self.decode([token_id, token_id], keep_special=True)[first:]
         if REPLACEMENT in decoded and text and all(character in _byte_characters() for character in text):
             return bytes(_byte_characters()[character] for character in text)
         return decoded.encode()

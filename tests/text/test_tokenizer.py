@@ -38,7 +38,7 @@ def test_decoding_leaves_control_tokens_out():
     assert tokenizer.decode(ids, keep_special=True) == "<bos><|turn>hello<turn|>"
 
 
-@pytest.mark.parametrize("make", [byte_level, gemma_like])
+@pytest.mark.parametrize("make", KINDS)
 def test_bytes_of_tokens_are_those_of_the_text(make):
     tokenizer, text = make(), "def f(x):\n\t# caf\u00e9 \u65e5\u672c \U0001f600 \ufffd \u00a0"
     ids = tokenizer.encode(text, add_special_tokens=False)
