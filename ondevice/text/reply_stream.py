@@ -197,6 +197,8 @@ class TokenOffsets:
         self._detokenizer = Detokenizer(tokenizer)
         self._at = begin
         self._spelling = spelling
+        self._run = b""
+        """Bytes of byte-fallback tokens, whose text the detokenizer holds back."""
 
     def add(self, token_ids: Iterable[int]) -> list[int]:
         """Where the next tokens begin."""
@@ -207,10 +209,16 @@ class TokenOffsets:
                 found.append(self._at)
                 spelt = self._tokenizer.decode([token_id], keep_special=True)
                 self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
+                self._run = b""
             else:
-                found.append(self._at)
+                found.append(self._at + len(self._run.decode(errors="ignore")))
+                self._run = self._run + byte if (byte := self._byte(token_id)) else b""
                 self._at += len(self._detokenizer.feed(token_id))
         return found
+
+    def _byte(self, token_id: int) -> bytes:
+        """The byte of a byte-fallback token; nothing of another one."""
+        return self._tokenizer.token_bytes(token_id) if token_id in self._tokenizer.byte_ids else b""
 
 
 WINDOW = 16

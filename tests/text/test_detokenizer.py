@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ondevice.text.reply_stream import WINDOW, Detokenizer
+from ondevice.text.reply_stream import WINDOW, Detokenizer, TokenOffsets
 from tests.text.tokenizers_made import KINDS, SENTENCES, byte_level, gemma_like, random_ids
 
 
@@ -70,3 +70,13 @@ def test_cost_does_not_grow_with_the_text(piece, monkeypatch):
         detokenizer.feed(token_id)
     assert sum(decoded) <= 2_000 * 2 * WINDOW
     assert detokenizer.flush() in ("", "\ufffd" * 2_000)
+
+
+@pytest.mark.parametrize("make", [byte_level, gemma_like])
+@pytest.mark.parametrize("text", ["\r\na", "a\u20ac\U0001d518\U0001d52bb", "\u20ac\u20ac", "\U0001f600 a\u4e16b"])
+def test_a_token_begins_where_its_character_does(make, text):
+    tokenizer = make()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = list(map(tokenizer.token_bytes, ids))
+    before = [b"".join(parts[:number]).decode(errors="ignore") for number in range(len(parts))]
+    assert TokenOffsets(tokenizer).add(ids) == list(map(len, before))
