@@ -223,7 +223,7 @@ class PathMemory:
             finished, processor = entry["finished"] is True, str(entry["processor"])
             record = SkipRecord(self._skips(entry["skips"]), speed_up, share, processor, tried, finished)
             return record if record.skips in tried else replace(record, speed_up=0.0)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
     def _skips(self, words: list[str]) -> Skips:

@@ -491,7 +491,8 @@ class ExpertReads:
 FILE_VERSION = 4
 MAX_FILE_BYTES = 1 << 16
 MAX_COUNT = 1024
-MAX_SECONDS = 3600.0
+MIN_SECONDS, MAX_SECONDS = 1e-12, 3600.0
+"""Bounds of the times and costs in a file: prices are divided by them, and no clock measures beyond."""
 
 MIN_WRITE_INTERVAL_S = 60.0
 """Seconds between two writes of one process."""
@@ -526,7 +527,7 @@ class CostsFile:
             if len(content) > MAX_FILE_BYTES:
                 return None
             return self._parse(json.loads(content))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
     def write(self, known: KnownCosts) -> bool:
@@ -571,6 +572,6 @@ def _by_count(entry: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _time(value: object) -> float:
-    if not isinstance(value, float) or not 0.0 < value < MAX_SECONDS:
+    if not isinstance(value, float) or not MIN_SECONDS < value < MAX_SECONDS:
         raise ValueError("not a time")
     return value

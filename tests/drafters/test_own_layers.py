@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -272,6 +273,18 @@ def test_a_damaged_record_is_none(directories: dict[str, Path], damage: str) -> 
     memory = PathMemory(bundle)
     assert memory.read(memory.tuned_files) is None
     (directories["e2b"] / FILE).unlink()
+
+
+@pytest.mark.parametrize("name", ["speed_up", "draft_share"])
+def test_a_record_with_a_number_that_no_float_holds_is_none(directories: dict[str, Path], name: str) -> None:
+    bundle = Bundle.open(directories["e2b"])
+    free = frozenset(free_sub_layers(bundle.manifest.target)[:1])
+    memory = PathMemory(bundle)
+    path = memory.write(memory.tuned_files, SkipRecord(free, 1.5, 0.5, "here", {free: (0.5,)}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 10**400}))
+    found = PathMemory(bundle)
+    assert found.read(found.tuned_files) is None
+    path.unlink()
 
 
 def test_a_record_of_another_bundle_is_none(directories: dict[str, Path]) -> None:

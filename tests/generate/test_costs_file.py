@@ -63,6 +63,7 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
         {"version": 2},
         {"row_s": 0.0},
         {"row_s": "fast"},
+        {"row_s": 5e-324},
         {"key": None},
         {"forwards": {}},
         {"forwards": {"0": 1.0}},
@@ -85,6 +86,7 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
         {"drafts": None},
         {"measured_at": "yesterday"},
         {"measured_at": float("inf")},
+        {"measured_at": 10**400},
         {"padding": "x" * 70_000},
     ],
 )
