@@ -110,6 +110,7 @@ class Scheduler:
                 return
             self._engine_closed = True
         self._cache.clear()
+        self._drafters.clear()  # one may hold a copy of a sequence: see `SwiftDrafter`
         self.engine.close()
         for model in self.draft_models:
             model.close()
@@ -187,10 +188,10 @@ class Scheduler:
 
     @contextmanager
     def _slot(self, request: GenerationRequest) -> Iterator[Slot | None]:
-        """A slot of the batch; None where the request was cancelled while it waited."""
+        """A slot of the batch; None where the request was cancelled, or the scheduler closed, before it had one."""
         slot = self.batch.join(request.limits.cancelled)
         try:
-            yield slot
+            yield None if self.closed else slot  # `close` leaves the engine open for a slot that was taken before
         finally:
             request.stats.peak_rss_bytes = machine.peak_rss_bytes()
             if slot is not None:
@@ -311,3 +312,8 @@ class IdlePool(Generic[Item]):
         """All idle objects."""
         with self._lock:
             return [item for idle in self._idle.values() for item in idle]
+
+    def clear(self) -> None:
+        """Drop all idle objects."""
+        with self._lock:
+            self._idle = {}

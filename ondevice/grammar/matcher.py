@@ -46,6 +46,7 @@ class Compiler:
         self._control_ids = {text: token_id for token_id, text in controls.items()}
         self._index: LLTokenizer | None = None
         self._pool = ThreadPoolExecutor(1, "ondevice-grammar")  # starts its thread with the first grammar
+        self._closed = False
 
     def constraint(
         self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int], begun: str = ""
@@ -57,7 +58,8 @@ class Compiler:
             begun: the part of the answer that the prompt ends with.
 
         Raises:
-            UsageError: calls are wanted and the model has no tokens for them, or the bundle has no tokenizer.
+            UsageError: calls are wanted and the model has no tokens for them, the bundle has no tokenizer, or the model
+                was closed meanwhile.
             GrammarError: the grammar cannot be compiled. Errors that depend on the tokenizer are raised at the first
                 token.
             MissingDependencyError: llguidance is not installed.
@@ -69,7 +71,12 @@ class Compiler:
         if self._tokenizer is None:
             raise UsageError("a grammar needs a tokenizer, and this bundle has none")
         _check(grammar)
-        coming = self._pool.submit(self._matcher, grammar, begun)
+        try:
+            coming = self._pool.submit(self._matcher, grammar, begun)
+        except RuntimeError as error:
+            if not self._closed:
+                raise
+            raise UsageError("this model is closed: load it again") from error
         return Matcher(coming.result, len(prompt_ids), self._vocab_size)
 
     def forbidden(self, choice: ToolChoice) -> list[int]:
@@ -78,6 +85,7 @@ class Compiler:
         return [] if choice.kind != "none" or opening is None else [opening]
 
     def close(self) -> None:
+        self._closed = True
         self._pool.shutdown(wait=False)
 
     def _matcher(self, grammar: str, begun: str) -> LLMatcher:

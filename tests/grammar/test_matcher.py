@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ondevice.errors import GrammarError
+from ondevice.errors import GrammarError, UsageError
 from ondevice.grammar.matcher import Compiler, Matcher
 from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
 from tests.text.tokenizers_made import gemma_chat
@@ -169,6 +169,13 @@ def test_the_index_is_made_once_and_later(made: Compiler, tmp_path: Path) -> Non
     assert matcher(other, {"type": "regex", "regex": "b"}).allows(ids("b"))
     assert other._index is index
     other.close()
+
+
+def test_a_model_that_another_thread_has_closed_says_so(tmp_path: Path) -> None:
+    other = compiler(TOKENIZER, tmp_path)
+    other.close()
+    with pytest.raises(UsageError, match="this model is closed"):
+        matcher(other, {"type": "json_object"})
 
 
 def test_a_grammar_that_grows_too_large_is_an_error_of_one_line() -> None:

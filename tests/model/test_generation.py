@@ -7,6 +7,7 @@ import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ import pytest
 
 from ondevice.engines.protocol import Outputs, Rows, Session
 from ondevice.errors import SessionFileError, UsageError
+from ondevice.generate.batch import Batch, Slot
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generation import Generation, Step
 from ondevice.model import Model
 from tests.fixtures.model_made import SPECIALS, model_over, write_bundle
-from tests.fixtures.toy_engine import VOCAB, ToyEngine
+from tests.fixtures.toy_engine import VOCAB, ToyEngine, ToySession
 
 PROMPT = "abcde abcde abcde "
 ENDLESS = 5000
@@ -453,6 +455,41 @@ def test_closing_ends_every_generation(bundle: Path) -> None:
     model = model_over(ToyEngine(before=pausing(0.002)), bundle, max_sequences=2)
     assert ended(model, 4, model.close) == ["cancelled"] * 4
     assert model._scheduler._engine_closed
+
+
+class ClosableEngine(ToyEngine):
+    """Opens no sessions once it is closed, as engines of real weights."""
+
+    closed = False
+
+    def open_session(self) -> ToySession:
+        if self.closed:
+            raise UsageError("this engine is closed")
+        return super().open_session()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_closing_while_a_generation_takes_its_slot_cancels_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_over(ClosableEngine(), bundle)
+
+    def slot_of_a_closed_model(batch: Batch) -> Slot:
+        model.close()  # as another thread may, between the last check and the slot
+        return Slot(batch)
+
+    monkeypatch.setattr("ondevice.generate.batch.Slot", slot_of_a_closed_model)
+    assert model.generate(PROMPT).finish_reason == "cancelled"
+    assert not len(model._scheduler.batch)
+
+
+def test_a_closed_model_keeps_no_drafter(bundle: Path) -> None:
+    model = model_over(ToyEngine(), bundle)
+    model.generate(PROMPT, max_new_tokens=5, drafter="ngram")
+    drafters = [weakref.ref(drafter) for each in model._scheduler._drafters.items() for drafter in each]
+    model.close()
+    gc.collect()
+    assert [drafter() for drafter in drafters] == [None]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck inside a weakref callback
