@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
+from weakref import WeakSet
 
 from ondevice.errors import UsageError
 
@@ -243,6 +244,34 @@ class ForkedLock:
 
     def _renew(self) -> None:
         self.lock = threading.Lock()
+
+
+class ReentrantLock:
+    """A lock that its own thread may take again, used as `with made.lock`: an interrupt cannot come between the two
+    halves of a `with` on a lock itself, and would leave it held for ever in a method `__enter__` written here.
+
+    In a fork it is free, unless the thread that forked has it: other threads, one of which may have held it, do not
+    exist there, and a generation that is dropped there needs it.
+    """
+
+    _all: ClassVar[WeakSet[ReentrantLock]] = WeakSet()
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._all.add(self)
+
+    @classmethod
+    def renew(cls) -> None:
+        """Free all of them, in a fork."""
+        for each in cls._all:
+            if each.lock.acquire(blocking=False):
+                each.lock.release()
+            else:
+                each.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ReentrantLock.renew)
 
 
 class ForkGuard:

@@ -21,6 +21,7 @@ from time import perf_counter
 
 from ondevice.engines.protocol import MAX_SESSIONS, Engine, Outputs, Rows, TokenTree
 from ondevice.errors import UsageError
+from ondevice.machine import ReentrantLock
 
 PREFILL_DELAY_S = 0.15
 """Seconds that a prefill chunk may add to the forwards of sequences that are decoding. A slot whose reader stays away
@@ -165,7 +166,7 @@ class Batch:
             raise UsageError(f"max_sequences must be within 1 to {MAX_SESSIONS}, not {max_sequences}")
         self._engine = engine
         self._max_slots = max_sequences
-        self._lock = threading.RLock()  # reentrant: a signal handler may call `wake` while its own thread holds it
+        self._lock = ReentrantLock()  # reentrant: a signal handler may call `wake` while its own thread holds it
         self._references: list[weakref.ref[Slot]] = []
         """The slots in use. Weak, so that a slot whose owner was lost to an interrupt becomes free."""
         self._queue: list[weakref.ref[WakeupEvent]] = []
@@ -210,10 +211,10 @@ class Batch:
         """
         turn: WakeupEvent = SimpleQueue()
         try:
-            with self._lock:
+            with self._lock.lock:
                 self._queue.append(weakref.ref(turn))
             while not cancelled():
-                with self._lock:
+                with self._lock.lock:
                     if self._turns[0] is turn and len(self._slots) < self._max_slots:
                         slot = Slot(self)
                         self._references = [weakref.ref(each) for each in (*self._slots, slot)]
@@ -222,13 +223,13 @@ class Batch:
                 _sleep(turn, POLL_S)
             return None
         finally:
-            with self._lock:
+            with self._lock.lock:
                 self._queue = [weakref.ref(each) for each in self._turns if each is not turn]
             self.wake()
 
     def wake(self) -> None:
         """Let all waiting requests check whether a slot is free, or whether they were cancelled."""
-        with self._lock:
+        with self._lock.lock:
             for turn in self._turns:
                 turn.put(None)
 
@@ -244,7 +245,7 @@ class Batch:
             )
 
     def _leave(self, slot: Slot) -> None:
-        with self._lock:
+        with self._lock.lock:
             self._references = [weakref.ref(each) for each in self._slots if each is not slot]
             if self._driver is not None:
                 self._driver._wakeup.put(None)
@@ -260,7 +261,7 @@ class Batch:
             self._learn([rows], outputs)
             return outputs
         try:
-            with self._lock:
+            with self._lock.lock:
                 slot._submit(rows)
                 if self._driver is not None:
                     self._driver._wakeup.put(None)
@@ -279,7 +280,7 @@ class Batch:
     def _becomes_driver(self, slot: Slot) -> bool:
         """Sleep until the slot's rows were run (False), or until there is no driver: then this slot is (True)."""
         while True:
-            with self._lock:
+            with self._lock.lock:
                 if slot._rows is None:
                     return False
                 if self._driver is None or self._driver not in self._slots:
@@ -289,7 +290,7 @@ class Batch:
 
     def _resign(self, slot: Slot) -> None:
         """Stop being the driver, and wake the slots whose rows still wait: one of them will be."""
-        with self._lock:
+        with self._lock.lock:
             if self._driver is slot:
                 self._driver = None
                 for each in self._submitted:
@@ -298,7 +299,7 @@ class Batch:
     def _retract(self, slot: Slot) -> None:
         """Take back rows that were not run, once no running forward can include them."""
         while True:
-            with self._lock:
+            with self._lock.lock:
                 if slot._rows is None or self._driver is None or self._driver not in self._slots:
                     self._done(slot)
                     return
@@ -308,7 +309,7 @@ class Batch:
 
     def _drive(self, driver: Slot) -> None:
         self._gather(driver)
-        with self._lock:
+        with self._lock.lock:
             selected = self._select()
         batch = [rows for _, rows in selected]
         failure: Exception | None = None
@@ -334,7 +335,7 @@ class Batch:
     def _gather(self, driver: Slot) -> None:
         """Wait for slots whose rows are expected within a moment."""
         while True:
-            with self._lock:
+            with self._lock.lock:
                 now = perf_counter()
                 patience = max((slot._expected_in(now, self.times.decode_s) for slot in self._slots), default=0.0)
             if patience <= 0:
@@ -367,7 +368,7 @@ class Batch:
 
     def _done(self, slot: Slot) -> None:
         """The rows of a slot were run, or never will be: wake its thread."""
-        with self._lock:
+        with self._lock.lock:
             # its next rows are expected from now on, although its thread may not be awake yet
             slot._since = perf_counter()
             slot._rows = None

@@ -19,7 +19,6 @@ import hashlib
 import json
 import math
 import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 from ondevice.engines.protocol import Engine, ExpertShare, Rows, TokenTree
 from ondevice.files import make_cache_directory, replace_json, trusted
 from ondevice.generate.stats import Round
+from ondevice.machine import ReentrantLock
 
 PRIOR_ROW = 0.1
 """Cost of one more row in a forward, as a share of a forward of one row, until it was measured."""
@@ -104,7 +104,7 @@ class Costs:
     """
 
     def __init__(self, experts: ExpertShare | None = None) -> None:
-        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
+        self._lock = ReentrantLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
         self._forwards = {alone: Curve(1.0, PRIOR_ROW, weight=1) for alone in (True, False)}
@@ -133,7 +133,7 @@ class Costs:
         forward = this.forward
         if forward is None or forward.rows != forward.wanted or forward.seconds <= 0:
             return
-        with self._lock:
+        with self._lock.lock:
             alone = this.is_alone
             self._continues |= this.forwards > 1
             if self._continues and forward.rows == this.forwards == 1:
@@ -159,7 +159,7 @@ class Costs:
 
     def recall(self, known: KnownCosts) -> None:
         """Start from the measurements of another process, which own ones soon outweigh."""
-        with self._lock:
+        with self._lock.lock:
             self._row_s = known.row_s
             # A forward of n rows costs no more than n forwards, whatever a file says.
             for alone, found in ((True, known.forwards), (False, known.shared)):
@@ -173,7 +173,7 @@ class Costs:
 
     def known(self) -> KnownCosts | None:
         """The costs that another process should start from; None before any were measured several times."""
-        with self._lock:
+        with self._lock.lock:
             forwards, shared = (self._forwards[key].measured() for key in (True, False))
             if self._measured_at is None or not (forwards or shared):
                 return None
@@ -205,7 +205,7 @@ class Costs:
         """
         forward = this.forward
         assert forward is not None
-        with self._lock:
+        with self._lock.lock:
             forwards = self._seconds(this.rows, forward.rows - this.rows, this.is_alone)
             plain, rows = forwards[0], forwards[-1]
             if self.measurements(forward.rows, alone=this.is_alone) <= KNOWN_WEIGHT:
@@ -217,7 +217,7 @@ class Costs:
         """Seconds of a forward of 1, 2, ..., `most` rows plus the rows of other sequences, which verifies a draft by
         `source`; never falling.
         """
-        with self._lock:
+        with self._lock.lock:
             return self._seconds(most, other_rows, other_rows > 0 or source not in self._sharing)
 
     def _seconds(self, most: int, other_rows: int, alone: bool) -> list[float]:
@@ -228,12 +228,12 @@ class Costs:
 
     def drafts(self, source: str, most: int) -> list[float]:
         """Seconds of a draft by `source` whose longest path has 1, 2, ..., `most` tokens; never falling."""
-        with self._lock:
+        with self._lock.lock:
             return [self._row_s * cost for cost in self._curve_of(source).costs(most)[:most]]
 
     def assume(self, source: str, share: float) -> None:
         """Set the cost of a token drafted by `source`, as a share of a forward of one row, until it was measured."""
-        with self._lock:
+        with self._lock.lock:
             if source not in self._drafts or not self._drafts[source].measured():
                 self._drafts[source] = Curve(share, share)
 

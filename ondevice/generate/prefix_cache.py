@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ondevice.engines.protocol import Engine, Session
+from ondevice.machine import ReentrantLock
 
 MIN_COPIED = 16
 """Common tokens from which a session is copied: a copy costs about as much as computing so few."""
@@ -24,7 +24,7 @@ class PrefixCache:
         """
         self._engine = engine
         self._max_bytes = max_bytes
-        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation, which calls `keep`
+        self._lock = ReentrantLock()  # reentrant: garbage collected under it may end a generation, which calls `keep`
         self._held = False
         """Whether the thread that has the lock is in a method, whose sessions must not be closed by another one."""
         self._sessions: list[Session] = []
@@ -83,7 +83,7 @@ class PrefixCache:
     @contextmanager
     def _hold(self) -> Iterator[bool]:
         """Hold the lock; yields whether this thread is not in another method already."""
-        with self._lock:
+        with self._lock.lock:
             was_held = self._held
             try:
                 self._held = True

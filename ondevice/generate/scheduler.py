@@ -8,7 +8,6 @@ learnt.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits, SoftTokens
 from ondevice.generate.sampling.sampler import Logprobs, Sampler
 from ondevice.generate.stats import Round, Stats
+from ondevice.machine import ReentrantLock
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Scheduler:
         """One list per running generation with an application's own drafter, which holds that drafter."""
         self.draft_models: list[DraftModel] = []
         """Closed with the engine."""
-        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
+        self._lock = ReentrantLock()  # reentrant: garbage collected under it may end a generation
         self._engine_closed = False
 
     def close(self) -> None:
         """Close the engine, at once or when the last generation has ended."""
         self.closed = True
-        with self._lock:
+        with self._lock.lock:
             if len(self.batch) or self._engine_closed:  # in this order: counting may end the last generation
                 return
             self._engine_closed = True
@@ -273,13 +273,13 @@ class Scheduler:
         """
         use = [drafter]
         try:
-            with self._lock:
+            with self._lock.lock:
                 if any(each[0] is drafter for each in self._in_use):
                     raise UsageError(f"this drafter ({drafter.name}) serves another generation: make a second one")
                 self._in_use.append(use)
             yield
         finally:
-            with self._lock:
+            with self._lock.lock:
                 self._in_use = [each for each in self._in_use if each is not use]
 
 
@@ -292,12 +292,12 @@ class IdlePool(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
+        self._lock = ReentrantLock()  # reentrant: garbage collected under it may end a generation
         self._idle: dict[Hashable, list[Item]] = {}
 
     def take(self, key: Hashable, make: Callable[[], Item]) -> Item:
         """Take out the object of this key that was used last; a new one from `make` where there is none."""
-        with self._lock:
+        with self._lock.lock:
             idle = self._idle.get(key)
             if idle:
                 return idle.pop()
@@ -305,15 +305,15 @@ class IdlePool(Generic[Item]):
 
     def give_back(self, key: Hashable, item: Item) -> None:
         """Put an object back."""
-        with self._lock:
+        with self._lock.lock:
             self._idle.setdefault(key, []).append(item)
 
     def items(self) -> list[Item]:
         """All idle objects."""
-        with self._lock:
+        with self._lock.lock:
             return [item for idle in self._idle.values() for item in idle]
 
     def clear(self) -> None:
         """Drop all idle objects."""
-        with self._lock:
+        with self._lock.lock:
             self._idle = {}

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import ondevice
 from ondevice.engines.choice import EngineName
 from ondevice.errors import UsageError
 from tests.conftest import ENGINES
+from tests.fixtures.model_made import model_over, write_bundle
+from tests.fixtures.toy_engine import ToyEngine
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
@@ -82,3 +85,29 @@ def test_a_fork_can_load_a_model_of_its_own(reference_bundle: Path, engine: Engi
         finally:
             ended.set()
             busy.join()
+
+
+def test_a_fork_can_drop_a_generation_whatever_other_threads_hold(tmp_path: Path) -> None:
+    """Ending one takes locks, each of which a thread of the parent may have at the moment of the fork."""
+    with model_over(ToyEngine(), write_bundle(tmp_path)) as model:
+        begun = model.stream("abcde", max_new_tokens=50, drafter="ngram")
+        next(begun)
+        scheduler, held, forked = model._scheduler, threading.Event(), threading.Event()
+        owners = (scheduler, scheduler.batch, scheduler._cache, scheduler._costs, scheduler._drafters)
+
+        def hold() -> None:
+            with ExitStack() as locks:
+                for owner in owners:
+                    locks.enter_context(owner._lock)
+                held.set()
+                forked.wait()
+
+        other = threading.Thread(target=hold)
+        other.start()
+        held.wait()
+        try:
+            assert in_a_fork(begun.close) == 0
+        finally:
+            forked.set()
+            other.join()
+        assert len(list(begun)) > 0
