@@ -84,6 +84,27 @@ def test_a_tied_embedding_may_be_saved_as_the_head(kept: str, tmp_path: Path) ->
     assert Bundle.open(bundle).manifest.target.tied
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mistral", {"use_sliding_window": False}),
+        ("mistral", {"max_window_layers": 2}),
+        ("mistral", {"sliding_window_pattern": 2}),
+        ("mistral", {"rope_local_base_freq": 500.0}),
+        ("llama2", {"use_sliding_window": True, "sliding_window": WINDOW}),
+        ("llama2", {"hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 2.0}),
+        ("qwen3", {"no_rope_layer_interval": 2}),
+    ],
+)
+def test_fields_that_a_class_does_not_have_change_nothing(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    save_family(tmp_path, name)
+    before, logits = json.loads((tmp_path / "config.json").read_text()), loaded_logits(tmp_path)
+    change_config(tmp_path, **fields)
+    after = json.loads((tmp_path / "config.json").read_text())
+    assert families.read_target(after, "after").target == families.read_target(before, "before").target
+    np.testing.assert_array_equal(loaded_logits(tmp_path), logits)
+
+
 def test_windows_of_smollm3_are_in_layers_without_rotation(tmp_path: Path) -> None:
     save_family(tmp_path / "model", "smollm3")
     own = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": None, "no_rope_layers": [1, 1, 0, 1, 0]}
@@ -151,6 +172,7 @@ ROPES: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 16},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 1},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attention_factor": 1.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 1, "beta_slow": 32},
     {
         "rope_type": "longrope",
         "short_factor": [1.0 + index / 64 for index in range(64)],
@@ -184,6 +206,34 @@ def test_both_spellings_of_rope_side_by_side_may_agree() -> None:
     both = {"rope_parameters": newer, "rope_scaling": {"type": "linear", "factor": 2.0}}
     expected = families.read_target({**CONFIG, "rope_parameters": newer}, "config.json").target
     assert families.read_target({**CONFIG, **both}, "config.json").target == expected
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "absent"), [("yarn", "beta_fast"), ("yarn", "factor"), ("longrope", "attention_factor")]
+)
+def test_null_in_rope_parameters_is_no_value(rope_type: str, absent: str) -> None:
+    [parameters, *_] = [{**each, "rope_theta": 10_000.0} for each in ROPES if each["rope_type"] == rope_type]
+    if rope_type == "longrope":
+        parameters |= {"short_factor": [1.5] * 16, "long_factor": [4.0] * 16}
+    parameters.pop(absent, None)
+    config = {**CONFIG, "max_position_embeddings": 16_384}
+    expected = families.read_target({**config, "rope_parameters": parameters}, "config.json").target
+    nulls = {**parameters, absent: None}
+    assert families.read_target({**config, "rope_parameters": nulls}, "config.json").target == expected
+
+
+@pytest.mark.parametrize("inside", [{}, {"original_max_position_embeddings": 64}])
+def test_an_original_length_beside_the_parameters_counts(inside: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {
+        "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        **inside,
+    }  # fmt: skip
+    fields = {**CONFIG, "rope_parameters": parameters, "original_max_position_embeddings": 200}
+    [found] = families.read_target(fields, "config.json").target.frequencies()
+    expected = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**json.loads(json.dumps(fields))), torch.device("cpu"))[0]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6)
 
 
 def test_a_longrope_ends_where_its_frequencies_change() -> None:
@@ -228,6 +278,8 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
         ({"head_dim": (1 << 31) - 1}, "a head of 2147483647 numbers is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1.0}, "yarn needs a number above 1"),
+        ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "1: 'intermediate_size' of one layer is not"),
         (
             {
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},

@@ -21,6 +21,7 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import JsonFields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_ORIGINAL = "original_max_position_embeddings"
 
 _UNSUPPORTED = (
     "attention_bias",
@@ -32,6 +33,19 @@ _UNSUPPORTED = (
     "residual_multiplier",
 )
 """Fields that change what a model computes, in ways that bundles do not have, wherever they are set."""
+
+_OF_SOME_CLASSES = (
+    "final_logit_softcapping",
+    "hidden_activation",
+    "max_window_layers",
+    "no_rope_layer_interval",
+    "rope_local_base_freq",
+    "sliding_window",
+    "sliding_window_pattern",
+    "use_sliding_window",
+)
+"""Fields that are read only where the defaults name them. A configuration may still have those of the model that it was
+made from, which transformers ignores."""
 
 
 def architecture(data: Mapping[str, Any]) -> str:
@@ -45,7 +59,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
 
     Args:
         data: `config.json`, with the text model's part at the top or in `text_config`.
-        defaults: values of absent fields, in either spelling, of the checkpoint's family.
+        defaults: values of absent fields, in either spelling, of the checkpoint's family; None for no value.
         origin: what error messages call `data`.
 
     Raises:
@@ -57,7 +71,10 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     found = {**defaults, **{name: data[name] for name in shared if name in data}, **text.data}
     if not text.flag("tie_word_embeddings", True) or not outer.flag("tie_word_embeddings", True):
         found["tie_word_embeddings"] = False
-    found = {name: value for name, value in found.items() if value is not None}
+    if found.get("rope_parameters") is None:  # elsewhere null has a meaning of its own, as no window
+        found["rope_parameters"] = defaults.get("rope_parameters")
+    ignored = set(_OF_SOME_CLASSES).difference(defaults)
+    found = {name: value for name, value in found.items() if value is not None and name not in ignored}
     for name in _UNSUPPORTED:
         if found.get(name):
             raise CheckpointError(f"{text.origin}: {name} is not supported")
@@ -97,9 +114,8 @@ def _layer_types(fields: JsonFields) -> list[str]:
         return [FULL] * count
     if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window
         return [FULL if rotates else SLIDING for rotates in data["no_rope_layers"]]
-    pattern = data.get("sliding_window_pattern", data.get("_sliding_window_pattern"))
-    if pattern is not None:
-        every = fields.integer("sliding_window_pattern", pattern)
+    if "sliding_window_pattern" in data:
+        every = fields.integer("sliding_window_pattern")
         return [SLIDING if (index + 1) % every else FULL for index in range(count)]
     first = fields.integer("max_window_layers", 0, minimum=0)
     return [SLIDING if index >= first else FULL for index in range(count)]
@@ -122,14 +138,17 @@ def _rope_parameters(fields: JsonFields) -> dict[str, Any]:
         own = {kind: dict(fields.mapping("rope_parameters", {}).mapping(kind, {}).data) for kind in (FULL, SLIDING)}
     else:
         flat = {**scaling, **given}
+        if _ORIGINAL in fields.data:  # this one counts for transformers, whatever is inside
+            flat[_ORIGINAL] = fields.data[_ORIGINAL]
         own = {FULL: flat, SLIDING: {} if "rope_local_base_freq" in fields.data else dict(flat)}
     thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     for kind, parameters in own.items():
+        for name in [name for name, value in parameters.items() if value is None]:
+            del parameters[name]
         parameters.setdefault("rope_type", parameters.get("type", "default"))
         theta = fields.data.get(thetas[kind], fields.data.get("rope_theta"))
         if theta is not None:
             parameters.setdefault("rope_theta", theta)
-        for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-            if name in fields.data:
-                parameters.setdefault(name, fields.data[name])
+        if "partial_rotary_factor" in fields.data:
+            parameters.setdefault("partial_rotary_factor", fields.data["partial_rotary_factor"])
     return own

@@ -92,6 +92,8 @@ def _yarn(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
     original = parameters.integer("original_max_position_embeddings", context)
     factor = parameters.number("factor", context / original)
     theta, pairs = parameters.number("rope_theta"), len(base)
+    if theta <= 1:
+        raise CheckpointError(f"{parameters.origin}: rope_theta is {theta:g}, yarn needs a number above 1")
 
     def pair_of(turns: float) -> float:
         """The pair that makes so many turns in the original context."""
@@ -101,7 +103,7 @@ def _yarn(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
     if parameters.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    ramp = np.clip((np.arange(pairs) - low) / (max(high - low, 0.001)), 0.0, 1.0)
+    ramp = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0.0, 1.0)
     frequencies = _rounded(ramp / (factor * base) + (1 - ramp) / base)
     return Rotary(frequencies, _yarn_factor(parameters, factor))
 

@@ -23,6 +23,9 @@ TARGET_GRAPH = "target.onnx"
 MAX_HEAD_DIM = 1 << 14
 """Most numbers of a head: its frequencies are made before a tensor's shape contradicts a damaged configuration."""
 
+_OF_LAYER = ("head_dim", "num_key_value_heads")
+"""Fields in which layers may differ."""
+
 _ACTIVATIONS: dict[Any, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
@@ -65,14 +68,18 @@ class Config(JsonFields):
     def of_layer(self, index: int) -> JsonFields:
         """The fields in which a layer differs from others: its entry of `per_layer_config`, as transformers saves it.
 
-        The keys are padded with zeros, such as `04` in a model of 35 layers.
+        The keys are padded with zeros, such as `04` in a model of 35 layers. transformers refuses other fields too.
         """
         layers = self.mapping("per_layer_config", {})
         for name in layers.data:
             if not name.isdecimal() or len(name) > 9:
                 raise CheckpointError(f"{layers.origin}: {name!r:.99} is not the number of a layer")
             if int(name) == index:
-                return layers.mapping(name, {})
+                found = layers.mapping(name, {})
+                for field_name in found.data:
+                    if field_name not in _OF_LAYER:
+                        raise CheckpointError(f"{found.origin}: {field_name!r:.99} of one layer is not supported")
+                return found
         return JsonFields({}, layers.origin)
 
     def rope(self, kind: str) -> JsonFields:
@@ -108,7 +115,8 @@ class Family:
     architectures: tuple[str, ...]
     """Names in `architectures` of `config.json`."""
     defaults: Mapping[str, Any]
-    """Values of fields that `config.json` leaves out, in either spelling: those of the configuration's class."""
+    """Values of fields that `config.json` leaves out, in either spelling: those of the configuration's class. A field
+    that only some classes have, such as a window, is read only if it is here."""
     layer: Callable[[Config, int], Layer]
     """Layer `index` as data."""
     names: Mapping[str, str] = field(default_factory=dict)

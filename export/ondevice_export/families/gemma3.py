@@ -31,6 +31,7 @@ COMMON = {
     "max_position_embeddings": 131_072,
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
+    "final_logit_softcapping": None,
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,

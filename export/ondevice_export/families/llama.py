@@ -27,7 +27,6 @@ _LLAMA = {
     "rope_theta": 10_000.0,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
-    "use_sliding_window": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -35,7 +34,6 @@ _MISTRAL = {
     **_LLAMA,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
-    "use_sliding_window": True,
     "sliding_window": 4096,
 }
 _SMOLLM3 = {
@@ -45,6 +43,8 @@ _SMOLLM3 = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": True,
     "no_rope_layer_interval": 4,
+    "use_sliding_window": False,
+    "sliding_window": None,
     "bos_token_id": 128_000,
     "eos_token_id": 128_001,
     "pad_token_id": 128_004,

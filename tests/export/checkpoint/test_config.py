@@ -62,3 +62,9 @@ def test_e2b_layers() -> None:
     assert {config.layers[index].attention.kv_source for index in range(15, 35)} == {13, 14}
     assert [config.layers[index].feed_forward.width for index in (14, 15)] == [6144, 12288]
     assert [config.layers[index].attention.head_dim for index in (13, 14)] == [256, 512]
+
+
+def test_null_in_place_of_the_rotations_is_the_default() -> None:
+    assert parse({"rope_parameters": None}) == parse({})
+    saved = json.loads(Gemma4TextConfig(rope_parameters=None).to_json_string())
+    assert parse({"rope_parameters": None}).rotary == parse(saved).rotary
