@@ -144,7 +144,7 @@ def check_target(target: Target) -> None:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
     check_number("vocab_size", target.vocab_size)
-    check_number("context_length", target.context_length, MAX_TOKENS)
+    check_number("context_length", target.context_length, MAX_TOKENS, least=2)  # a prompt and a reply
     check_decoder("the target", target)
     check_positive("embedding_factor", target.embedding_factor, 1e6)
     if target.window is not None:

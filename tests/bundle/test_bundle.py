@@ -289,6 +289,14 @@ def experts(data: dict[str, Any], **changes: int) -> None:
     body(data["target"]["layers"][0], 1)["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
 
 
+def shorten(data: dict[str, Any], context: int) -> None:
+    """Change the context and all windows."""
+    data["target"]["context_length"] = context
+    for attention in map(body, data["target"]["layers"]):
+        if attention["window"] is not None:
+            attention["window"] = context
+
+
 def borrow_twice(data: dict[str, Any]) -> None:
     data["target"]["layers"].append(copy.deepcopy(data["target"]["layers"][2]))
     body(data["target"]["layers"][-1])["kv_source"] = 2
@@ -370,6 +378,7 @@ MALFORMED = {
     "a graph that is no name": lambda data: data["target"].update(graph=["target.onnx"]),
     "a name that is a number": lambda data: data.update(name=3),
     "a context beyond exact positions": lambda data: data["target"].update(context_length=1 << 31),
+    "a context without room for a reply": lambda data: shorten(data, 1),
     "a window beyond the context": lambda data: data["target"].update(context_length=8),
     "two windows": in_attention(2, window=8),
     "an infinite eos token": lambda data: data.update(eos_token_ids=[float("inf")]),

@@ -110,6 +110,8 @@ class Architecture:
         heads = metadata.per_layer("attention.head_count")
         if len(set(heads)) > 1:
             raise CheckpointError(f"{metadata.origin}: layers with different numbers of query heads are not supported")
+        if not metadata.flag("attention.causal", True):
+            raise CheckpointError(f"{metadata.origin}: attention.causal is false, this is no language model")
         hidden = metadata.integer("embedding_length", 0)
         fields = {
             "architectures": [self.hub],

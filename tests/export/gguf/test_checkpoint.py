@@ -222,6 +222,7 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("architecture 'phi3'", {"general.architecture": "phi3"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
         ("experts are not supported", {"llama.expert_count": 8}),
+        ("causal is false, this is no language model", {"llama.attention.causal": False}),
         ("rotation of a part", {"llama.rope.dimension_count": 16}),
         ("scaling 'dynamic'", {"llama.rope.scaling.type": "dynamic"}),
         ("head_count is", {"llama.attention.head_count": "many"}),
@@ -300,6 +301,8 @@ def _rewrite(path: Path, change: dict[str, Any]) -> None:
             writer.add_array(name, value)
         elif isinstance(value, str):
             writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
         else:
