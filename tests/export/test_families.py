@@ -13,6 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.checks import InvalidFieldError
+from ondevice.bundle_format.model_config import check_target
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError
@@ -236,6 +238,13 @@ def test_an_original_length_beside_the_parameters_counts(inside: dict[str, Any])
     np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6)
 
 
+def test_an_attention_factor_beyond_floats_is_refused() -> None:
+    parameters = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "attention_factor": 1e308}
+    target = families.read_target({**CONFIG, "rope_parameters": parameters}, "config.json").target
+    with pytest.raises(InvalidFieldError, match="scale of layer 0 of the target is inf"):
+        check_target(target)
+
+
 def test_a_longrope_ends_where_its_frequencies_change() -> None:
     parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
     config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
@@ -278,7 +287,9 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
         ({"head_dim": (1 << 31) - 1}, "a head of 2147483647 numbers is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1.0}, "yarn needs a number above 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1.0}, "yarn cannot be computed: .*zero"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1e308}}, "yarn cannot be computed: .*domain"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 5e-324}}, "yarn cannot be computed: .*infinity"),
         ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "1: 'intermediate_size' of one layer is not"),
         (
             {

@@ -50,7 +50,10 @@ def rotary(parameters: JsonFields, head_dim: int, context: int) -> Rotary:
     if rope_type == "llama3":
         return Rotary(_llama3(parameters, 1.0 / base, context))
     if rope_type == "yarn":
-        return _yarn(parameters, base, context)
+        try:
+            return _yarn(parameters, base, context)
+        except (ArithmeticError, ValueError) as error:  # a logarithm of 0, a quotient beyond floats
+            raise CheckpointError(f"{parameters.origin}: yarn cannot be computed: {error}") from error
     if rope_type == "longrope":
         return _longrope(parameters, base, context)
     return Rotary(_rounded(1.0 / base))
@@ -92,8 +95,6 @@ def _yarn(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
     original = parameters.integer("original_max_position_embeddings", context)
     factor = parameters.number("factor", context / original)
     theta, pairs = parameters.number("rope_theta"), len(base)
-    if theta <= 1:
-        raise CheckpointError(f"{parameters.origin}: rope_theta is {theta:g}, yarn needs a number above 1")
 
     def pair_of(turns: float) -> float:
         """The pair that makes so many turns in the original context."""

@@ -177,7 +177,7 @@ def attention(
     if size % 2:
         raise CheckpointError(f"{config.origin}: a head of {size} numbers cannot be rotated")
     window = min(config.integer("sliding_window"), config.context) if config.kind(index) == SLIDING else None
-    scale = (size**-0.5 if scale is None else scale) * factor**2  # cos and sin of both q and k have the factor
+    scale = (size**-0.5 if scale is None else scale) * factor * factor  # cos and sin of q and of k have it
     return Attention(heads=heads, head_dim=size, scale=scale, **{"window": window, "rotary": rope, **sizes})
 
 
