@@ -160,6 +160,10 @@ class ReplyParser:
         if self._field is None or self._field.name != CALLS:
             return Parsed()
         body, self._body = self._body, ""
+        if not closing and self._field.closing is not None:
+            ended = self._field.closing.find(body + self._template.end, 0)
+            if ended is not None:  # a grammar ends a reply where it is complete: without the token behind Llama's calls
+                body, closing = body[: ended.start()], body[ended.start() :]
         try:
             return Parsed(tool_calls=self._field.calls(body, self._groups))
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -203,6 +207,7 @@ class ResponseTemplate:
         fields: all fields.
         rest: the field without an opening; None if text outside of all fields is dropped.
         start: the text of a prompt that a reply follows.
+        end: the character of a control token that ends an answer; empty if none does.
         controls: the characters that stand for control tokens, by token id.
     """
 
@@ -230,6 +235,9 @@ class ResponseTemplate:
         if len(rest) > 1:
             raise ValueError("more than one field has no beginning")
         self.rest = rest[0] if rest else None
+        closing = None if self.rest is None else self.rest.closing
+        ends = (each for each in self.controls.values() if closing is not None and closing.find(each, 0) is not None)
+        self.end = next(ends, "")
 
     @classmethod
     def from_file(cls, path: Path, tokenizer: Tokenizer) -> ResponseTemplate:

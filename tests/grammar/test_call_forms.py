@@ -53,8 +53,7 @@ def is_whole(name: str, constraint: Matcher, text: str) -> bool:
 def parsed(name: str, token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
     tokenizer = TOKENIZERS[name]
     stream = ReplyStream(tokenizer, parser=ReplyParser(ResponseTemplate(known_template(tokenizer), tokenizer)))
-    end = "<|im_end|>" if name == "qwen" else "<|eot_id|>"
-    found = stream.feed([*token_ids, *ids(tokenizer, end)]).then(stream.finish())
+    found = stream.feed(token_ids).then(stream.finish())
     return [(each.name, each.arguments) for each in found.tool_calls], found.text
 
 

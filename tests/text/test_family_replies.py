@@ -85,6 +85,18 @@ CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
         f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}<|eot_id|>',
         Parsed("", "", (CALL,)),
     ),
+    "Llama's call that a grammar has ended": (
+        LLAMA,
+        LLAMA_PROMPT,
+        f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}',
+        Parsed("", "", (CALL,)),
+    ),
+    "Llama's call that is cut off": (
+        LLAMA,
+        LLAMA_PROMPT,
+        '{"name": "f", "parameters": {"a": {"b": 1}}',
+        Parsed('{"name": "f", "parameters": {"a": {"b": 1}}'),
+    ),
     "Llama's call with a type, as a message to a program": (
         LLAMA,
         LLAMA_PROMPT,
