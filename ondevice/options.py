@@ -154,7 +154,7 @@ class GenerationOptions:
         `[grammar]`
     tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
         call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
-        not restrict the model
+        not restrict the model; beside a `response_format`, it may call as with `auto`
     parallel_tool_calls : whether a reply may have several calls; False ends it behind the first one
     image_tokens : the most tokens that each picture of the prompt may take: 70, 140, 280, 560 or 1120. More show more
         detail and take longer. None takes the model's own number, mostly 280

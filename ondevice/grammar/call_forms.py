@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ondevice.grammar.gemma_calls import CALL, CallRules, CallTokens
-from ondevice.grammar.response_format import SPACING, quoted
+from ondevice.grammar.response_format import SPACING, lenient, quoted
 
 _QWEN = "<tool_call>", "</tool_call>"
 _LLAMA = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
@@ -62,9 +62,10 @@ def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after
     """Calls as JSON objects with the function's name and its arguments under `key`, between two Lark expressions."""
     calls = []
     for function in (tool["function"] for tool in tools):
-        schema = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+        schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
+        held = lenient(schema if isinstance(schema, Mapping) else {}, SPACING)
         opening = f'"name": {json.dumps(function["name"])}, "{key}": '
-        arguments = f"%json {json.dumps({**schema, 'x-guidance': SPACING})}"
+        arguments = f"%json {json.dumps({**held, 'type': 'object'})}"
         # apart from its first character, which an answer in JSON begins with too: the lexer reads the longest text
         calls.append(f'({before} "{{" {quoted(opening)} {arguments} "}}" {after})')
     return " | ".join(calls)

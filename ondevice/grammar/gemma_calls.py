@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ondevice.errors import GrammarError, shown
-from ondevice.grammar.response_format import pattern, quoted
+from ondevice.grammar.response_format import PIECES, pattern, quoted
 
 CALL = ("<|tool_call>", "<tool_call|>", '<|"|>')
 """Control tokens of a call: before it, after it, and around a string in it."""
@@ -17,6 +18,12 @@ Schema = Any
 
 WORD = "/[A-Za-z_][\\w.-]*/"
 """Pattern of a key that the schema does not name."""
+
+ANY = "(?s:.*)"
+"""Pattern of any text."""
+
+CLASSES = {r"\d": "[0-9]", r"\w": "[A-Za-z0-9_]"}
+"""Classes that are wider in Rust's regular expressions than in those of a schema."""
 
 SCALARS = {"integer", "number"}
 SCALAR_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -39,7 +46,8 @@ class CallRules:
 
     Enforced of a schema: types, `properties` and `required`, `enum` and `const`, `items`, `prefixItems` and their
     number, `minLength`, `maxLength` and `pattern`, the limits of numbers, `anyOf`, `oneOf`, a single `allOf`, `$ref`
-    within the schema, and `nullable`. An object that names its properties has no others. Other keywords are ignored.
+    within the schema, and `nullable`. An object that names its properties has no others. Other keywords are ignored, as
+    are patterns with look-around, references to groups, or anchors inside groups.
 
     Attributes:
         start: name of the rule for one call.
@@ -66,7 +74,8 @@ class CallRules:
 
     def _call(self, function: Mapping[str, Any]) -> str:
         self._root = function.get("parameters") or {"type": "object", "properties": {}}
-        fields = self._object(self._root)
+        elsewhere = isinstance(self._root, Mapping) and ("$ref" in self._root or _several(self._root))
+        fields = self._value(self._root) if elsewhere else self._object(self._root)
         opening = quoted(f"call:{function['name']}")
         return f"<[{self._tokens.opening}]> {opening} {fields} <[{self._tokens.closing}]>"
 
@@ -138,8 +147,8 @@ class CallRules:
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = _bounds(schema, "minLength", "maxLength")
         text = f"/(?s:.{{{least},{'' if most is None else most}}})/"
-        if isinstance(found := schema.get("pattern"), str):
-            text = f"{text} & {pattern(_anchored(found))}"
+        if isinstance(found := schema.get("pattern"), str) and (whole := _whole(found)) is not None:
+            text = f"{text} & {pattern(whole)}"
         return f"<[{self._tokens.quote}]> {self._rule(text, 'T')} <[{self._tokens.quote}]>"
 
     def _literal(self, value: Any) -> str:
@@ -203,8 +212,24 @@ def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int 
     return (low if isinstance(low, int) else 0), (high if isinstance(high, int) else None)
 
 
-def _anchored(text: str) -> str:
-    """A pattern for the whole string: that of a schema may match anywhere in it."""
-    begins, ends = text.startswith("^"), text.endswith("$") and not text.endswith("\\$")
-    inner = text[begins : len(text) - ends]
-    return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+def _whole(text: str) -> str | None:
+    """A pattern for the whole string: that of a schema may match anywhere in it. None if it cannot be enforced."""
+    alternatives: list[list[str]] = [[]]
+    depth = 0
+    for piece in PIECES.finditer(text):
+        if piece["unknown"]:
+            return None
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if piece[0] == "|" and not depth:
+            alternatives.append([])
+        else:
+            alternatives[-1].append(piece[0])
+    whole = []
+    for pieces in alternatives:
+        begins, ends = pieces[:1] == ["^"], pieces[-1:] == ["$"]
+        inner = pieces[begins : len(pieces) - ends]
+        if "^" in inner or "$" in inner:
+            return None
+        kept = re.sub(r"(?s)\\.", lambda found: CLASSES.get(found[0], found[0]), "".join(inner))
+        whole.append(f"{'' if begins else ANY}(?:{kept}){'' if ends else ANY}")
+    return "|".join(whole)

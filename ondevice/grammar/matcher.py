@@ -130,8 +130,15 @@ def _check(grammar: str) -> None:
         pass_on(error)
         raise GrammarError(f"this grammar cannot be compiled: {reason(error)}") from error
     if failed:
-        raise GrammarError(f"this grammar cannot be compiled: {said(messages[0])}")
+        message = said(messages[0])
+        remedy = ": leave it out, or set strict to false, which ignores it" if UNENFORCED.match(message) else ""
+        raise GrammarError(f"this grammar cannot be compiled: {message}{remedy}")
 
+
+UNENFORCED = re.compile(
+    "Unimplemented keys|Unknown format|oneOf constraints|regex parse error.*(look-around|backreferences)|lookarounds"
+)
+"""Errors of llguidance about something in a JSON schema that cannot be enforced."""
 
 ALL = np.uint32(0xFFFFFFFF)
 

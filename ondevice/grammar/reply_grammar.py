@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ondevice.errors import GrammarError, UsageError
 from ondevice.grammar.call_forms import call_form, call_opening
@@ -64,6 +64,8 @@ def reply_grammar(
         UsageError: calls are wanted, and the model has no tokens for them.
         GrammarError: a tool's schema is invalid.
     """
+    if choice.kind == "free" and choice.tools and answer is not None and call_form(control_ids, ()) is not None:
+        choice = replace(choice, kind="auto")  # a form of the answer does not keep the model from calling
     calling = choice.kind in CALLING
     answer = None if choice.kind in ("required", "one") else answer
     if not calling and answer is None:
@@ -71,7 +73,10 @@ def reply_grammar(
     said, rules = "answer", [] if answer is None else ["answer: @answer"]
     if calling:
         check_tools(choice.tools)
-        form, opening = call_form(control_ids, plain_tools(choice.tools) or ()), call_opening(control_ids)
+        try:
+            form, opening = call_form(control_ids, plain_tools(choice.tools) or ()), call_opening(control_ids)
+        except RecursionError as error:
+            raise GrammarError("a tool's parameters hold too many objects in each other") from error
         if form is None:
             raise UsageError(
                 "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "

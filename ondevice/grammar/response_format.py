@@ -18,6 +18,12 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """Fixed white space, as in Python's `json.dumps`. Small models that may choose white space write it without end, and
 fixed text can be drafted. A schema may choose otherwise in `x-guidance`."""
 
+PIECES = re.compile(r"(?s)(?P<unknown>\(\?<?[=!]|\\[bBk1-9])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
+"""Pieces of a regular expression. Unknown to llguidance are look-around, word boundaries and references to groups."""
+
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords of a schema that hold values, not schemas."""
+
 
 def answer_grammar(value: object) -> Grammar | None:
     """The grammar of the answer that `GenerationOptions.response_format` describes; None if any text is allowed.
@@ -49,12 +55,10 @@ def _schema(value: Mapping[str, Any]) -> Grammar:
     check_schema(schema)
     try:
         plain = json.loads(json.dumps(schema))
+        settings = plain.get("x-guidance", SPACING)
+        return {"json_schema": lenient(plain, settings) if strict is False else {**plain, "x-guidance": settings}}
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"json_schema's schema is no JSON: {error}") from error
-    settings = plain.get("x-guidance", SPACING)
-    if strict is False and isinstance(settings, dict):
-        settings = {"lenient": True, **settings}
-    return {"json_schema": {**plain, "x-guidance": settings}}
 
 
 def _choice(value: Mapping[str, Any]) -> Grammar:
@@ -92,6 +96,33 @@ _GRAMMARS: dict[str, Callable[[Mapping[str, Any]], Grammar | None]] = {
 """Kind of answer -> its grammar. Each kind but the first two needs a field of its own name."""
 
 
+def lenient(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """A JSON schema of which only what can be enforced counts.
+
+    Args:
+        settings: its `x-guidance`.
+    """
+    return {
+        **_without_unknown_patterns(schema),
+        "x-guidance": {"lenient": True, **settings} if isinstance(settings, Mapping) else settings,
+    }
+
+
+def _without_unknown_patterns(value: Any) -> Any:
+    """A part of a JSON schema without the patterns that cannot be enforced, which llguidance refuses in any case."""
+    if isinstance(value, list | tuple):
+        return [_without_unknown_patterns(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: each if name in VALUES else _without_unknown_patterns(each)
+        for name, each in value.items()
+        if name != "pattern"
+        or not isinstance(each, str)
+        or not any(found["unknown"] for found in PIECES.finditer(each))
+    }
+
+
 def quoted(text: str) -> str:
     """A text as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -126,8 +157,8 @@ class ToolChoice:
     """Whether a reply calls functions, and which.
 
     Attributes:
-        kind: "free": no constraint; "none": no calls; "auto": well-formed calls or none; "required": one or more calls;
-            "one": exactly one call.
+        kind: "free": no constraint, but beside an answer of a form as "auto"; "none": no calls; "auto": well-formed
+            calls or none; "required": one or more calls; "one": exactly one call.
         tools: declarations of the functions that may be called.
     """
 
@@ -145,7 +176,7 @@ class ToolChoice:
             UsageError: an unknown form, or a function that was not declared.
         """
         if value is None:
-            return cls("free")
+            return cls("free", tools or ())
         if isinstance(value, str) and value in WORDS:
             if value != "none" and not tools:
                 raise UsageError(f"tool_choice={value!r} needs tools, which are not declared")

@@ -150,7 +150,7 @@ def read_request(
         options["num_assistant_tokens"] = drafted
     fields.refuse("llama.cpp's GBNF is not supported: use `response_format`, which also takes `lark`", "grammar")
     if "json_schema" in fields:  # llama.cpp's short form
-        options["response_format"] = schema_format(fields.inner("json_schema"))
+        options["response_format"] = schema_format(fields.inner("json_schema"), strict=False)
     if response_format := dict(fields.inner("response_format")):
         options["response_format"] = response_format
     choices = 1 if names.choices is None else fields.whole(names.choices, 1, MAX_SESSIONS) or 1
@@ -210,9 +210,13 @@ def continue_option(fields: RequestFields, messages: Sequence[Mapping[str, Any]]
     return {"continue_final": continued}
 
 
-def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The `response_format` of a JSON schema."""
-    return {"type": "json_schema", "json_schema": {"schema": dict(schema)}}
+def schema_format(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """The `response_format` of a JSON schema.
+
+    Args:
+        strict: whether a keyword that cannot be enforced is an error. llama.cpp and Ollama ignore it.
+    """
+    return {"type": "json_schema", "json_schema": {"schema": dict(schema), "strict": strict}}
 
 
 def _max_tokens(fields: RequestFields, names: FieldNames) -> int | None:

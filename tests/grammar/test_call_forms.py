@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.errors import UsageError
 from ondevice.grammar.matcher import Compiler, Matcher
-from ondevice.grammar.response_format import ToolChoice
+from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
@@ -89,9 +89,10 @@ def test_random_calls_are_read_back(model: tuple[str, Compiler]) -> None:
 def test_calls_are_allowed_beside_text_of_a_form(model: tuple[str, Compiler]) -> None:
     name, made = model
     form = schema_format({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    for text in ('{"a": 1}', CALLS[name]):
-        assert is_whole(name, matcher(made, form, tool_choice="auto", tools=[WEATHER]), text)
-    assert not is_whole(name, matcher(made, form, tool_choice="auto", tools=[WEATHER]), "Yes.")
+    for choice in ("auto", None):
+        for text in ('{"a": 1}', CALLS[name]):
+            assert is_whole(name, matcher(made, form, tool_choice=choice, tools=[WEATHER]), text)
+        assert not is_whole(name, matcher(made, form, tool_choice=choice, tools=[WEATHER]), "Yes.")
 
 
 def test_a_call_in_free_text(model: tuple[str, Compiler]) -> None:
@@ -118,7 +119,49 @@ def test_a_thought_comes_before_a_call(model: tuple[str, Compiler]) -> None:
     assert is_whole(name, matcher(made, **options, prompt_ids=begun), f"Hm.\n</think>\n\n{CALLS[name]}")
 
 
+PARAMETERS: dict[str, Any] = {
+    "what cannot be enforced": {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2, "maxItems": 2},
+            "name": {
+                "anyOf": [{"type": "null"}, {"type": "string", "pattern": "^(?!a)b", "format": "path", "maxLength": 1}]
+            },
+        },
+        "required": ["tags", "name"],
+        "additionalProperties": False,
+    },
+    "no type": {"properties": {"name": {"enum": ["a"]}}, "additionalProperties": False},
+    "a root elsewhere": {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {}, "additionalProperties": False}}},
+    "no schema": [],
+    "no schema either": ["a"],
+}
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
+def test_every_declaration_can_be_called(model: tuple[str, Compiler], parameters: Any) -> None:
+    """With arguments that are an object, though not all of the schema is enforced."""
+    name, made = model
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    found = 0
+    for seed in range(12):
+        constraint = matcher(made, tool_choice={"type": "function", "function": {"name": "f"}}, tools=[tool])
+        said = walk(constraint, random.Random(seed), end_ids(TOKENIZERS[name]))
+        if said is not None:
+            found += 1
+            calls, _ = parsed(name, said)
+            assert [call for call, _ in calls] == ["f"]
+            if isinstance(parameters, dict):
+                assert set(calls[0][1]) <= {"tags", "name"}
+    assert found
+
+
 def test_a_model_without_a_form_of_calls(tmp_path: Path) -> None:
     made = compiler(chat_with(["<|user|>", "<eos>"]), tmp_path)
+    only = made.constraint(
+        answer_grammar({"type": "choice", "choice": ["a"]}), ToolChoice.of(None, [WEATHER]), False, [2]
+    )
+    assert only is not None
+    assert only.allows(ids(chat_with(["<|user|>", "<eos>"]), "a"))
     with pytest.raises(UsageError, match="as Gemma 4, Qwen or Llama 3 does"):
         matcher(made, tool_choice="required", tools=[WEATHER])

@@ -124,6 +124,26 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         ["{tree:{left:{left:{n:1}},n:2}}"],
         ["{tree:{left:1}}"],
     ),
+    (
+        {
+            "properties": {
+                "a": {"type": "string", "pattern": "^$|^\\d+$"},
+                "b": {"type": "string", "pattern": "^a\\\\$"},
+            }
+        },
+        ['{a:<|"|><|"|>}', '{a:<|"|>12<|"|>}', '{b:<|"|>a\\<|"|>}'],
+        ['{a:<|"|>x<|"|>}', '{a:<|"|>٣<|"|>}', '{b:<|"|>a<|"|>}'],
+    ),
+    (
+        {"properties": {"a": {"type": "string", "pattern": "^(?!b)."}, "b": {"type": "string", "pattern": "(^a$)|b"}}},
+        ['{a:<|"|>x<|"|>}', '{b:<|"|>a<|"|>}'],
+        ["{a:1}"],
+    ),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"type": "null"}}}}},
+        ["{}", "{b:null}"],
+        ["{b:1}", "{c:null}"],
+    ),
     ({"properties": {"a": True, "b": {"uniqueItems": True}}}, ["{a:[1,1],b:[1,1]}"], ["{c:1}"]),
     (
         {"properties": {"a": {"type": [{}, ["null"]]}, "b": {"type": "integer"}}, "required": [["a"], {}, "b"]},
@@ -219,10 +239,12 @@ def test_thoughts_come_before_what_is_limited(made: Compiler) -> None:
     assert allowed("yes", prompt_ids=closed)
     required: dict[str, Any] = {"tool_choice": "required", "tools": [CLOCK]}
     assert is_whole(matcher(made, thinking=True, **required), f"{THOUGHT}{CLOCK_CALL}")
-    either: dict[str, Any] = {"tool_choice": "auto", "tools": [CLOCK]}
-    assert [allowed(text, thinking=True, **either) for text in ("yes", CLOCK_CALL, f"{THOUGHT}{CLOCK_CALL}", "no")] == [
-        True, True, True, False,
-    ]  # fmt: skip
+    for choice in ("auto", None):
+        either: dict[str, Any] = {"thinking": True, "tool_choice": choice, "tools": [CLOCK]}
+        assert [allowed(text, **either) for text in ("yes", CLOCK_CALL, f"{THOUGHT}{CLOCK_CALL}", "no")] == [
+            True, True, True, False,
+        ]  # fmt: skip
+    assert not allowed(CLOCK_CALL, tool_choice="none", tools=[CLOCK])
 
 
 def test_control_tokens_stay_out_of_strings_though_the_tokenizer_does_not_call_them_special(tmp_path: Path) -> None:
@@ -260,6 +282,14 @@ def test_a_model_that_knows_no_calls_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this tokenizer has none of their control tokens"):
         matcher(made, tool_choice="auto", tools=[CLOCK])
     assert made.forbidden(ToolChoice.of("none", None)) == []
+
+
+def test_a_schema_that_is_nested_too_deep_is_named(made: Compiler) -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(300):
+        deep = {"items": deep, "type": "array"}
+    with pytest.raises(GrammarError, match="too many objects in each other"):
+        matcher(made, tool_choice="auto", tools=[function({"properties": {"a": deep}})])
 
 
 def test_a_reference_that_leads_nowhere_is_named(made: Compiler) -> None:

@@ -51,6 +51,13 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     (schema_format({"type": "string", "pattern": "^[ab]+$"}), ['"ab"'], ['"c"', '""']),
     (schema_format({"type": "string"}), ['"\\n\\\\\\""', '"naïve 世"'], ['"\n"', '"a']),
     (schema_format({"type": "array", "uniqueItems": True}, strict=False), ["[1, 1]"], ["{}"]),
+    (
+        schema_format(
+            {"type": "string", "pattern": "^(?=a)", "format": "password", "default": {"pattern": "(?=a)"}}, strict=False
+        ),
+        ['"b"'],
+        ["b"],
+    ),
     (schema_format({"type": "object", "x-guidance": {"whitespace_flexible": True}}), ['{ "a" :1}'], ["[]"]),
     ({"type": "regex", "regex": "(yes|no)/[0-9]{2}"}, ["yes/01", "no/99"], ["yes/1", "maybe/11", "yes"]),
     ({"type": "regex", "regex": "a\nb\\/c"}, ["a\nb/c"], ["a b/c"]),
@@ -117,7 +124,8 @@ def test_a_wrong_option_is_named(wrong: Any, said: str) -> None:
     ("wrong", "said"),
     [
         (schema_format({"type": "foo"}), "Invalid type: foo"),
-        (schema_format({"not": {}}), 'Unimplemented keys: \\["not"\\]'),
+        (schema_format({"not": {}}), 'Unimplemented keys: \\["not"\\]: leave it out, or set strict to false'),
+        (schema_format({"type": "string", "pattern": "(?=a)"}), "look-around.*: leave it out, or set strict to false"),
         (schema_format({"type": "integer", "minimum": 3, "maximum": 1}), "Unsatisfiable"),
         (schema_format({"$ref": "#/$defs/gone"}), "gone"),
         (schema_format({"type": "string", "pattern": "("}), "regex parse error: \\( error: unclosed group"),

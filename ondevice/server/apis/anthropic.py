@@ -156,7 +156,7 @@ def _options(fields: RequestFields) -> GenerationKeywords:
     output_format = fields.inner("output_config").inner("format")
     if output_format.choice("type", ("json_schema",)) is not None:
         output_format.required("schema")
-        options["response_format"] = schema_format(output_format.inner("schema"))
+        options["response_format"] = schema_format(output_format.inner("schema"), strict=True)
     return options
 
 

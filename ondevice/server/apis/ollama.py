@@ -125,7 +125,7 @@ def _options(fields: RequestFields) -> GenerationKeywords:
         fields.choice("format", ("json",))
         options["response_format"] = {"type": "json_object"}
     elif form not in (None, ""):
-        options["response_format"] = schema_format(fields.inner("format"))
+        options["response_format"] = schema_format(fields.inner("format"), strict=False)
     top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
     if fields.flag("logprobs"):
         options |= {"logprobs": True, "top_logprobs": top}

@@ -1,6 +1,7 @@
 """Response formats and required tool calls through every API. The model was not trained to write either."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.text.conversations import WEATHER
 pytestmark = pytest.mark.needs("llguidance")
 
 ASKED = [{"role": "user", "content": "Who?"}]
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"enum": ["Ada", "Grace"]}, "born": {"type": "integer", "minimum": 1800, "maximum": 1999}},
     "required": ["name", "born"],
@@ -51,6 +52,14 @@ def test_schema_in_a_message(served):
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     body = served.post("/v1/messages", messages=ASKED, max_tokens=200, output_config=form).body
     check(body["content"][0]["text"])
+
+
+def test_what_cannot_be_enforced_is_ignored_where_an_api_has_no_word_for_it(served):
+    """As at Ollama and llama.cpp; OpenAI's clients have `strict`."""
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "name": {"type": "null", "not": {}}}}
+    forms = {"/api/generate": {"format": schema}, "/v1/completions": {"json_schema": schema}}
+    for path, form in forms.items():
+        assert served.post(path, prompt="person = ", stream=False, **form).status == 200
 
 
 def test_an_unsupported_schema_is_refused(served):
