@@ -129,12 +129,15 @@ class CallRules:
         return f'"{{" {first} "}}"'
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        first = schema.get("prefixItems")
-        if isinstance(first, list) and first:
-            fixed = ' "," '.join(map(self._value, first))
-            rest = "" if schema.get("items") is False else f'("," {self._value(schema.get("items", True))})*'
-            return f'"[" {fixed} {rest} "]"'
-        return self._listed("[", self._value(schema.get("items", True)), "]", *_bounds(schema, "minItems", "maxItems"))
+        first, items = schema.get("prefixItems"), schema.get("items", True)
+        least, most = _bounds(schema, "minItems", "maxItems")
+        if not isinstance(first, list) or not first[:most]:
+            return self._listed("[", self._value(items), "]", least, most)
+        fixed = ' "," '.join(map(self._value, first[:most]))
+        if items is False or (most is not None and most <= len(first)):
+            return f'"[" {fixed} "]"'
+        further = f"{max(least - len(first), 0)},{'' if most is None else most - len(first)}"
+        return f'"[" {fixed} ("," {self._value(items)}){{{further}}} "]"'
 
     def _listed(self, opening: str, item: str, closing: str, least: int = 0, most: int | None = None) -> str:
         if most == 0:

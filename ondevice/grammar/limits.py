@@ -106,15 +106,15 @@ def check_schema(schema: Any) -> None:
     check_length(schema, "a schema")
     _check_numbers(schema)
     nodes = list(_objects(schema))
-    intersects = any(map(_intersects, nodes))
+    combines = intersects(schema)
     patterns = {(name, str(node[name])) for node in nodes for name in ("pattern", "format") if name in node}
-    if intersects and len(patterns) > MAX_PATTERNS:
+    if combines and len(patterns) > MAX_PATTERNS:
         raise GrammarError(
             f"a schema with allOf, or with {', '.join(COMBINING)} beside other keywords, may have {MAX_PATTERNS} "
             f"different patterns and formats, not {len(patterns)}"
         )
-    _check_divisors(nodes, intersects=intersects)
-    _check_lengths(nodes, intersects=intersects)
+    _check_divisors(nodes, intersects=combines)
+    _check_lengths(nodes, intersects=combines)
 
 
 def check_tools(tools: Any) -> None:
@@ -127,7 +127,12 @@ def check_tools(tools: Any) -> None:
     _check_numbers(tools)
     nodes = list(_objects(tools))
     _check_divisors(nodes, intersects=False)
-    _check_lengths(nodes, intersects=any(map(_intersects, nodes)))
+    _check_lengths(nodes, intersects=intersects(tools))
+
+
+def intersects(schema: Any) -> bool:
+    """Whether a value may have to follow two descriptions of a schema at the same time."""
+    return any(map(_intersects, _objects(schema)))
 
 
 def check_lark(text: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ondevice.errors import UsageError, shown
-from ondevice.grammar.limits import check_lark, check_length, check_schema, check_words
+from ondevice.grammar.limits import check_lark, check_length, check_schema, check_words, intersects
 
 Grammar = dict[str, Any]
 """One entry of llguidance's list of grammars."""
@@ -22,7 +22,11 @@ PIECES = re.compile(r"(?s)(?P<unknown>\(\?<?[=!]|\\[bBk1-9])|\\.|\[\^?\]?(?:\\.|
 """Pieces of a regular expression. Unknown to llguidance are look-around, word boundaries and references to groups."""
 
 VALUES = ("const", "enum", "default", "examples")
-"""Keywords of a schema that hold values, not schemas."""
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords of a schema that hold values, and that hold schemas by names."""
+
+OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
+"""Keywords that speak of properties without a name."""
 
 
 def answer_grammar(value: object) -> Grammar | None:
@@ -97,30 +101,46 @@ _GRAMMARS: dict[str, Callable[[Mapping[str, Any]], Grammar | None]] = {
 
 
 def lenient(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """A JSON schema of which only what can be enforced counts.
+    """A JSON schema of which only what can be enforced counts. Objects have no properties that it does not name, unless
+    it says otherwise, as at llama.cpp: small models write further ones without end.
 
     Args:
         settings: its `x-guidance`.
     """
-    return {
-        **_without_unknown_patterns(schema),
-        "x-guidance": {"lenient": True, **settings} if isinstance(settings, Mapping) else settings,
-    }
+    held = _held(schema, closes=not intersects(schema))
+    return {**held, "x-guidance": {"lenient": True, **settings} if isinstance(settings, Mapping) else settings}
 
 
-def _without_unknown_patterns(value: Any) -> Any:
-    """A part of a JSON schema without the patterns that cannot be enforced, which llguidance refuses in any case."""
-    if isinstance(value, list | tuple):
-        return [_without_unknown_patterns(each) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        name: each if name in VALUES else _without_unknown_patterns(each)
-        for name, each in value.items()
-        if name != "pattern"
-        or not isinstance(each, str)
-        or not any(found["unknown"] for found in PIECES.finditer(each))
-    }
+def _held(schema: Any, *, closes: bool) -> Any:
+    """A schema without the patterns that cannot be enforced, which llguidance refuses in any case.
+
+    Args:
+        closes: whether objects get no further properties: not where one may have those of several schemas.
+    """
+    if isinstance(schema, list | tuple):
+        return [_held(each, closes=closes) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    held: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in VALUES:
+            held[name] = value
+        elif name in MAPS and isinstance(value, Mapping):
+            held[name] = {key: _held(each, closes=closes) for key, each in value.items()}
+        elif name != "pattern" or not isinstance(value, str) or not any(map(_is_unknown, PIECES.finditer(value))):
+            held[name] = _held(value, closes=closes)
+    named, required = held.get("properties"), held.get("required", [])
+    if closes and isinstance(named, Mapping) and not OPENING & held.keys() and _all_in(named, required):
+        held["additionalProperties"] = False
+    return held
+
+
+def _all_in(named: Mapping[str, Any], required: Any) -> bool:
+    return isinstance(required, list | tuple) and all(isinstance(name, str) and name in named for name in required)
+
+
+def _is_unknown(piece: re.Match[str]) -> bool:
+    return piece["unknown"] is not None
 
 
 def quoted(text: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ PRIVATE = re.compile(f"[{chr(CONTROL)}-{chr(CONTROL + MAX_CONTROLS - 1)}]")
 
 TAIL = 64
 """Tokens at a prompt's end in which the beginning of the reply is looked for first."""
+
+MOST = sys.float_info.max
 
 TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 FIELD_KEYS = {
@@ -339,7 +342,8 @@ class Field:
         strings = [f"{opening}(?P<string{n}>.*?){closing}" for n, (opening, closing) in enumerate(marks)]
         # a string without an end is searched for once, not again at each opening behind it
         openings = "|".join(['"', *(opening for opening, _ in marks)])
-        key = [r"(?P<key>\w+)(?=\s*:)"] if self.unquoted_keys else []
+        apart = rf'[^"\[\]{{}},:{PRIVATE.pattern[1:-1]}]'
+        key = [rf"(?<=[{{,])(?P<key>{apart}+)(?=:)"] if self.unquoted_keys else []
         pattern = "|".join(
             [*strings, r'"(?:\\.|[^"\\])*"', f"(?P<endless>(?:{openings}).*)", *key, r"(?P<space>\s+)", r"\w+"]
         )
@@ -350,12 +354,25 @@ class Field:
             groups = {name: value for name, value in found.groupdict().items() if value is not None}
             if "endless" in groups:
                 raise ValueError("a string without an end")
+            if "key" in groups:
+                return json.dumps(groups["key"].strip())
             return json.dumps(next(iter(groups.values()))) if groups else found[0]
 
         try:
-            return json.loads(re.sub(pattern, written, text, flags=re.DOTALL))
+            return json.loads(
+                re.sub(pattern, written, text, flags=re.DOTALL), parse_constant=_no_number, parse_float=_finite
+            )
         except RecursionError as error:
             raise ValueError("too many lists in each other") from error
+
+
+def _finite(text: str) -> float:
+    """The number in a text of JSON. One beyond the largest is that: JSON has no word for infinity."""
+    return max(-MOST, min(float(text), MOST))
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _transformed(transform: Any, scope: Mapping[str, Any]) -> Any:

@@ -129,10 +129,9 @@ PARAMETERS: dict[str, Any] = {
             },
         },
         "required": ["tags", "name"],
-        "additionalProperties": False,
     },
-    "no type": {"properties": {"name": {"enum": ["a"]}}, "additionalProperties": False},
-    "a root elsewhere": {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {}, "additionalProperties": False}}},
+    "no type": {"properties": {"name": {"enum": ["a"]}}},
+    "a root elsewhere": {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"tags": {"type": "null"}}}}},
     "no schema": [],
     "no schema either": ["a"],
 }

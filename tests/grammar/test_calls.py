@@ -110,6 +110,17 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         ["{a:[1,null]}"],
         ["{a:[1]}", "{a:[1,null,1]}"],
     ),
+    (
+        {
+            "properties": {
+                "a": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "maxItems": 2},
+                "b": {"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2, "maxItems": 3},
+                "c": {"type": "array", "prefixItems": [{"type": "null"}], "maxItems": 0},
+            }
+        },
+        ["{a:[1,null]}", "{b:[null,1]}", "{b:[null,1,2]}", "{c:[]}"],
+        ["{a:[1]}", "{a:[1,null,1]}", "{b:[null]}", "{b:[null,1,2,3]}", "{c:[null]}"],
+    ),
     ({"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 12}}}, ["{a:3}", "{a:12}"], ["{a:2}", "{a:13}"]),
     ({"properties": {"a": {"type": "number"}}}, ["{a:1}", "{a:-0.5}"], ["{a:.5}"]),
     ({"properties": {"a": {"type": ["integer", "null"]}}}, ["{a:1}", "{a:null}"], ["{a:true}"]),

@@ -35,6 +35,15 @@ def allowed(made: Compiler, response_format: Any, text: str) -> bool:
     )  # fmt: skip
 
 
+OPEN: list[dict[str, Any]] = [
+    {"additionalProperties": True},
+    {"patternProperties": {"b": {}}},
+    {"required": ["b"]},
+    {"allOf": [{"required": ["b"]}]},
+    {"anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
+]
+"""Further keywords, with each of which an object may have properties that its schema does not name."""
+
 CASES: list[tuple[Any, list[str], list[str]]] = [
     (
         {"type": "json_object"},
@@ -57,6 +66,21 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
         ),
         ['"b"'],
         ["b"],
+    ),
+    (
+        schema_format(
+            {"properties": {"a": {"properties": {"pattern": {"type": "null"}}}}, "type": "object"}, strict=False
+        ),
+        ["{}", '{"a": {"pattern": null}}'],
+        ['{"b": 1}', '{"a": {"pattern": null, "b": 1}}'],
+    ),
+    *(
+        (
+            schema_format({"type": "object", "properties": {"a": {"type": "null"}}, **more}, strict=False),
+            ['{"a": null, "b": 1}'],
+            ["1"],
+        )
+        for more in OPEN
     ),
     (schema_format({"type": "object", "x-guidance": {"whitespace_flexible": True}}), ['{ "a" :1}'], ["[]"]),
     ({"type": "regex", "regex": "(yes|no)/[0-9]{2}"}, ["yes/01", "no/99"], ["yes/1", "maybe/11", "yes"]),

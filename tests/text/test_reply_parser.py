@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -181,6 +182,7 @@ def test_text_comes_at_once():
         "<|tool_call>call:f<tool_call|>",
         '<|tool_call>call:f{a:<|"|>x}<tool_call|>',
         "<|tool_call>call:f{a:Paris}<tool_call|>",
+        "<|tool_call>call:f{a:[NaN,-Infinity]}<tool_call|>",
         "<|tool_call>call:f" + "{a:" * 5000 + "<tool_call|>",
         # Cut off by max_new_tokens.
         "<|tool_call>call:get_wea",
@@ -236,6 +238,12 @@ def test_white_space_between_two_pieces_of_the_answer_stays():
 
 def test_names_with_dashes_and_dots():
     assert parsed("<|tool_call>call:files.read-all{}<tool_call|>").tool_calls == (ToolCall("files.read-all", {}),)
+
+
+def test_names_of_arguments_that_are_no_words_and_numbers_that_are_too_large():
+    said = '{x-limit:-1e999, $ref:{a b :true,é.1:<|"|>,b-c:{x:<|"|>},"k":[1.5e3]}'
+    arguments = {"x-limit": -sys.float_info.max, "$ref": {"a b": True, "é.1": ",b-c:{x:"}, "k": [1500.0]}
+    assert parsed(f"<|tool_call>call:f{said}<tool_call|>") == Parsed(tool_calls=(ToolCall("f", arguments),))
 
 
 def test_a_prompt_that_begins_no_reply():
