@@ -45,6 +45,10 @@ TAIL = 64
 
 MOST = sys.float_info.max
 
+HALF = re.compile(r"(?i)(?P<whole>\\\\|\\ud[89ab]\w\w\\ud[c-f]\w\w)|\\ud[89a-f]\w\w")
+"""Half a surrogate pair as JSON writes it, which is no text that could be sent; and what looks like it: an escaped
+backslash, or a whole pair."""
+
 TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 FIELD_KEYS = {
     "open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional",
@@ -162,9 +166,9 @@ class ReplyParser:
         """End the current field, which the text `closing` closed."""
         if self._field is None or self._field.name != CALLS:
             return Parsed()
-        body, self._body = self._body, ""
+        body, self._body = self._body.rstrip(self._template.ends), ""
         if not closing and self._field.closing is not None:
-            ended = self._field.closing.find(body + self._template.end, 0)
+            ended = self._field.closing.find(body + self._template.ends[:1], 0)
             if ended is not None:  # a grammar ends a reply where it is complete: without the token behind Llama's calls
                 body, closing = body[: ended.start()], body[ended.start() :]
         try:
@@ -210,7 +214,7 @@ class ResponseTemplate:
         fields: all fields.
         rest: the field without an opening; None if text outside of all fields is dropped.
         start: the text of a prompt that a reply follows.
-        end: the character of a control token that ends an answer; empty if none does.
+        ends: the characters of the control tokens that end an answer.
         controls: the characters that stand for control tokens, by token id.
     """
 
@@ -239,8 +243,7 @@ class ResponseTemplate:
             raise ValueError("more than one field has no beginning")
         self.rest = rest[0] if rest else None
         closing = None if self.rest is None else self.rest.closing
-        ends = (each for each in self.controls.values() if closing is not None and closing.find(each, 0) is not None)
-        self.end = next(ends, "")
+        self.ends = "".join(each for each in self.controls.values() if closing is not None and closing.find(each, 0))
 
     @classmethod
     def from_file(cls, path: Path, tokenizer: Tokenizer) -> ResponseTemplate:
@@ -358,10 +361,9 @@ class Field:
                 return json.dumps(groups["key"].strip())
             return json.dumps(next(iter(groups.values()))) if groups else found[0]
 
+        text = HALF.sub(lambda found: found["whole"] or r"\ufffd", re.sub(pattern, written, text, flags=re.DOTALL))
         try:
-            return json.loads(
-                re.sub(pattern, written, text, flags=re.DOTALL), parse_constant=_no_number, parse_float=_finite
-            )
+            return json.loads(text, parse_constant=_no_number, parse_float=_finite)
         except RecursionError as error:
             raise ValueError("too many lists in each other") from error
 

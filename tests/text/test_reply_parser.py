@@ -202,6 +202,16 @@ def test_a_call_that_the_end_of_the_turn_cuts_is_whole():
     assert parsed("<|tool_call>call:f{a:1}<turn|>").tool_calls == (ToolCall("f", {"a": 1}),)
 
 
+def test_a_broken_call_that_the_end_of_the_turn_cuts_does_not_show_it():
+    assert parsed("<|tool_call>call:f{a:<turn|>") == Parsed("<|tool_call>call:f{a:")
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    said = r'{a:"\uD800",b:"\ud83d\ude00\\ud800\\\udfff"}'
+    [call] = parsed(f"<|tool_call>call:f{said}<tool_call|>").tool_calls
+    assert call.arguments == {"a": "\ufffd", "b": "😀\\ud800\\\ufffd"}
+
+
 def test_a_call_written_letter_by_letter_is_text():
     spelled = '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>'
     ids = TOKENIZER.encode(spelled, add_special_tokens=False, parse_special=False)
