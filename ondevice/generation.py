@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import reduce
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -54,6 +55,8 @@ class Step:
     seconds : duration of the round
     finish_reason : set in the last step only
     stop_string : in the last step, the one of `stop` that ended the text; None if none did
+    parts : reasoning, text and calls in the order in which they were written; within a part they have this order.
+        Mostly there is one
     reasoning : new text of the model's thoughts, which come before the answer
     tool_calls : calls that this round completed
     logprobs : one entry per token of `token_ids`, if requested
@@ -75,6 +78,7 @@ class Step:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     pieces: tuple[Piece, ...] = ()
     stop_string: str | None = None
+    parts: tuple[Parsed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -343,20 +347,20 @@ def steps(
             held_ids += current.token_ids
             held_logprobs += current.logprobs
             reason: FinishReason | None = current.finish_reason
-            parsed, final = Parsed(), emitted + len(held_ids)
+            parts, final = [Parsed()], emitted + len(held_ids)
             pieces: list[Piece] = []
             for token, origin in zip(current.token_ids, current.origins, strict=True):
                 if stream is not None and stream.stopped:
                     stats.new_tokens -= 1
                 given = Parsed() if stream is None else stream.feed([token])
-                parsed = parsed.then(given)
+                add_part(parts, given)
                 pieces.append(Piece(given.text, origin, token))
                 last = origin
             if stream is not None:
                 if reason and (rest := stream.finish()) != Parsed():
-                    parsed = parsed.then(rest)
+                    add_part(parts, rest)
                     pieces.append(Piece(rest.text, last, None))
-                calls += len(parsed.tool_calls)
+                calls += sum(len(part.tool_calls) for part in parts)
                 if stream.stopped:
                     reason = "tool_calls" if stream.stop_string is None else "stop"
                 elif reason == "stop" and calls:
@@ -366,6 +370,7 @@ def steps(
             token_ids, held_ids = tuple(held_ids[: final - emitted]), held_ids[final - emitted :]
             logprobs, held_logprobs = tuple(held_logprobs[: final - emitted]), held_logprobs[final - emitted :]
             emitted = final
+            parsed = reduce(Parsed.then, parts)
             yield Step(
                 text=parsed.text,
                 token_ids=token_ids,
@@ -380,7 +385,17 @@ def steps(
                 prompt_logprobs=current.prompt_logprobs,
                 pieces=tuple(pieces),
                 stop_string=None if stream is None else stream.stop_string,
+                parts=tuple(parts),
             )
             if reason:
                 return
             check()
+
+
+def add_part(parts: list[Parsed], new: Parsed) -> None:
+    """Add what was written next, to the last part if that keeps the order."""
+    last = parts[-1]
+    if (new.reasoning and (last.text or last.tool_calls)) or (new.text and last.tool_calls):
+        parts.append(new)
+    else:
+        parts[-1] = last.then(new)

@@ -167,14 +167,15 @@ class BlockWriter(ResponseWriter):
         """The last block is complete."""
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
-        if step.reasoning:
-            yield from self._add("reasoning", step.reasoning)
-        if step.text:
-            yield from self._add("text", step.text)
-        for call in step.tool_calls:  # complete, since calls are translated from the model's own syntax
-            yield from self.end_block()
-            yield from self._add("call", call.as_openai()["function"]["arguments"], call)
-            yield from self.end_block()
+        for part in step.parts:
+            if part.reasoning:
+                yield from self._add("reasoning", part.reasoning)
+            if part.text:
+                yield from self._add("text", part.text)
+            for call in part.tool_calls:  # complete, since calls are translated from the model's own syntax
+                yield from self.end_block()
+                yield from self._add("call", call.as_openai()["function"]["arguments"], call)
+                yield from self.end_block()
 
     def end_block(self) -> Iterator[ServerSentEvent]:
         """End the block that is open, if one is."""
