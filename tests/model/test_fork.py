@@ -98,7 +98,7 @@ def test_a_fork_can_drop_a_generation_whatever_other_threads_hold(tmp_path: Path
         def hold() -> None:
             with ExitStack() as locks:
                 for owner in owners:
-                    locks.enter_context(owner._lock)
+                    locks.enter_context(owner._lock.lock)
                 held.set()
                 forked.wait()
 
