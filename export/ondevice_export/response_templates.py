@@ -81,11 +81,53 @@ _LLAMA_3: dict[str, Any] = {
 end of the turn is a control token, so an answer that ends with such an object is a call too.
 """
 
+_MISTRAL_3: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ["[/INST]", "[/TOOL_RESULTS]"],
+    "fields": {
+        "tool_calls": {
+            "open": "[TOOL_CALLS]",
+            "content": "json",
+            "transform_each": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+        },
+        "content": {"close": ["</s>"], "content": "text"},
+    },
+}
+"""Mistral's tokenizers of version 3 to 7, as of Mistral 7B v0.3, Nemo and Ministral 8B: all calls are one list, to the
+end of the reply.
+"""
+
+_MISTRAL_11: dict[str, Any] = {
+    **_MISTRAL_3,
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+|)\[ARGS\]",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": _MISTRAL_3["fields"]["content"],
+    },
+}
+"""Version 11 and later, as of Ministral 3: a call is a name and arguments, and ends where the next begins."""
+
+_MISTRAL_THINKING = {
+    **_MISTRAL_11,
+    "fields": {
+        "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
+        **_MISTRAL_11["fields"],
+    },
+}
+
 TEMPLATES = (
     Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),
     Known(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
+    Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"), _MISTRAL_THINKING),
+    Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"), _MISTRAL_11),
+    Known(("[INST]", "[/INST]", "[TOOL_CALLS]"), _MISTRAL_3),
 )
 
 

@@ -1,27 +1,29 @@
 """The forms in which models write tool calls, told by the tokenizer's control tokens, and their grammars.
 
 Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, Llama 3 nothing
-but a JSON object.
+but a JSON object. Mistral writes a list of such objects behind a control token, and its models since 2025 the name and
+the arguments of each call behind one of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ondevice.grammar.gemma_calls import CALL, CallRules, CallTokens
 from ondevice.grammar.response_format import SPACING, lenient, quoted
 
 _QWEN = "<tool_call>", "</tool_call>"
+_MISTRAL, _ARGUMENTS = ("[INST]", "[TOOL_CALLS]"), "[ARGS]"
 _LLAMA = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
 
 
 class CallForm(NamedTuple):
     """How one call, and several, are written.
 
-    call : Lark expression of a call
-    several : Lark expression of one or more of the rule `call`
+    call : Lark expression of one call
+    several : Lark expression of one or more, by the rule `call` or the further rules
     rules : further Lark rules
     """
 
@@ -32,7 +34,7 @@ class CallForm(NamedTuple):
 
 def call_opening(control_ids: Mapping[str, int]) -> int | None:
     """The control token that opens a call; None if calls begin with none, or the model makes none."""
-    return next((control_ids[text] for text in (CALL[0], _QWEN[0]) if text in control_ids), None)
+    return next((control_ids[text] for text in (CALL[0], _QWEN[0], _MISTRAL[1]) if text in control_ids), None)
 
 
 def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm | None:
@@ -55,17 +57,30 @@ def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]
         )
     if control_ids.keys() >= set(_LLAMA):
         return CallForm(_json_calls(tools, "parameters", "", ""), "call", "")
+    if control_ids.keys() >= {*_MISTRAL, _ARGUMENTS}:
+        opening, arguments = (f"<[{control_ids[text]}]>" for text in (_MISTRAL[1], _ARGUMENTS))
+        named = [f"{opening} {quoted(name)} {arguments} {held}" for name, held in _arguments(tools)]
+        return CallForm(" | ".join(named), "call+", "")
+    if control_ids.keys() >= set(_MISTRAL):
+        opening = f'<[{control_ids[_MISTRAL[1]]}]> " "? "["'
+        listed = f"listed: {_json_calls(tools, 'arguments', '', '')}"
+        return CallForm(f'{opening} listed "]"', f'{opening} listed (", " listed)* "]"', listed)
     return None
 
 
 def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after: str) -> str:
     """Calls as JSON objects with the function's name and its arguments under `key`, between two Lark expressions."""
     calls = []
-    for function in (tool["function"] for tool in tools):
-        schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
-        held = lenient(schema if isinstance(schema, Mapping) else {}, SPACING)
-        opening = f'"name": {json.dumps(function["name"])}, "{key}": '
-        arguments = f"%json {json.dumps({**held, 'type': 'object'})}"
+    for name, arguments in _arguments(tools):
+        opening = f'"name": {json.dumps(name)}, "{key}": '
         # apart from its first character, which an answer in JSON begins with too: the lexer reads the longest text
         calls.append(f'({before} "{{" {quoted(opening)} {arguments} "}}" {after})')
     return " | ".join(calls)
+
+
+def _arguments(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The name of each function, and a Lark expression of its arguments as a JSON object."""
+    for function in (tool["function"] for tool in tools):
+        schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
+        held = lenient(schema if isinstance(schema, Mapping) else {}, SPACING)
+        yield function["name"], f"%json {json.dumps({**held, 'type': 'object'})}"

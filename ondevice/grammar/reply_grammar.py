@@ -12,8 +12,8 @@ from ondevice.grammar.limits import check_tools
 from ondevice.grammar.response_format import Grammar, ToolChoice, quoted
 from ondevice.text.messages import plain_tools
 
-_MARKS = (("<|channel>", "<channel|>", ""), ("<think>", "</think>", "\n\n"))
-"""Control tokens around thoughts, of Gemma 4 and of Qwen3, and the text between a thought and the answer."""
+_MARKS = (("<|channel>", "<channel|>", ""), ("<think>", "</think>", "\n\n"), ("[THINK]", "[/THINK]", ""))
+"""Control tokens around thoughts, of Gemma 4, Qwen3 and Ministral 3, and the text between a thought and the answer."""
 
 CALLING = ("auto", "required", "one")
 
@@ -80,15 +80,15 @@ def reply_grammar(
         if form is None:
             raise UsageError(
                 "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "
-                "Qwen or Llama 3 does: this tokenizer has none of their control tokens"
+                "Qwen, Llama 3 or Mistral does: this tokenizer has none of their control tokens"
             )
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]
-    if choice.kind == "auto" and answer is None:
-        if opening is None:
-            return None  # nothing tells a call from other text
-        rules += [f"free: <[^{_ids(opening, *end_ids)}]>"]
-        said, thoughts = "(free | call)*", None  # thoughts are free as well
+        if choice.kind == "auto" and answer is None:
+            if opening is None:
+                return None  # nothing tells a call from other text
+            rules += [f"free: <[^{_ids(opening, *end_ids)}]>"]
+            said, thoughts = f"(free | {form.several})*", None  # thoughts are free as well
     if thoughts is not None:
         after = quoted(thoughts.after) if thoughts.after else ""
         rules += [f"thought: <[^{_ids(thoughts.closing, *end_ids)}]>* <[{thoughts.closing}]> {after}"]

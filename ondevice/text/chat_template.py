@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -16,8 +17,8 @@ PRINTED = (repr(PART), json.dumps(PART))
 """A message's part as templates print it that do not know parts."""
 
 ASKED: Message = {"role": "user", "content": "x"}
-CALL_ID = "000000000"
-"""Mistral's templates take ids of nine letters or digits only."""
+SHORT_ID, LONG_ID = "000000000", "call_000000000000000000000000"
+"""Ids of calls: Mistral's templates take those of nine letters or digits only."""
 
 CallStyle = tuple[str | None, Any]
 """Content and arguments of a message with a tool call and without text."""
@@ -70,6 +71,8 @@ class ChatTemplate:
             BundleCorruptError: the template is not Jinja.
         """
         understood = [self._understood(message) for message in messages]
+        if any("tool_calls" in each or "tool_call_id" in each for each in messages) and self._takes_short_ids_only:
+            understood = [_with_short_ids(message) for message in understood]
         # None, not undefined: templates ask `tools is not none`.
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         render = self._compiled
@@ -117,11 +120,16 @@ class ChatTemplate:
                 return style
         return "", {}
 
+    @cached_property
+    def _takes_short_ids_only(self) -> bool:
+        short, long = (self._tried(_called(self._call_style, call_id)) for call_id in (SHORT_ID, LONG_ID))
+        return short is not None and long is None
+
     def _tried_role(self, role: str, content: Any) -> str | None:
         """A rendered conversation with a message of this role."""
         message: Message = {"role": role, "content": content}
         if role == "tool":
-            return self._tried([*_called(self._call_style), {**message, "tool_call_id": CALL_ID, "name": "x"}])
+            return self._tried([*_called(self._call_style), {**message, "tool_call_id": SHORT_ID, "name": "x"}])
         before, behind = [ASKED] * (role == "assistant"), [ASKED] * (role in ("system", "developer"))
         return self._tried([*before, message, *behind])
 
@@ -156,10 +164,10 @@ class ChatTemplate:
         return render
 
 
-def _called(style: CallStyle) -> list[Message]:
+def _called(style: CallStyle, call_id: str = SHORT_ID) -> list[Message]:
     """A conversation with a tool call."""
     content, arguments = style
-    call = {"id": CALL_ID, "type": "function", "function": {"name": "x", "arguments": arguments}}
+    call = {"id": call_id, "type": "function", "function": {"name": "x", "arguments": arguments}}
     return [ASKED, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 
@@ -168,3 +176,18 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
+
+
+def _with_short_ids(message: Message) -> Message:
+    """The message with ids of nine letters or digits, equal where they were equal."""
+    if message.get("tool_calls"):
+        calls = [{**call, "id": _short_id(call["id"])} if call.get("id") else call for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    answered = message.get("tool_call_id")
+    return {**message, "tool_call_id": _short_id(answered)} if answered else message
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == len(SHORT_ID) and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[: len(SHORT_ID)]

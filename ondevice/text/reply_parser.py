@@ -138,6 +138,8 @@ class ReplyParser:
         """Delimiters that count in this state, each with the field that it opens; None for the end of this field."""
         if self._field is self._template.rest:
             yield from ((each, each.opening) for each in self._template.fields if each.opening is not None)
+        elif self._field is not None and self._field.closing is None and self._field.opening is not None:
+            yield self._field, self._field.opening  # Mistral's calls: the next one ends this one
         if self._field is not None and self._field.closing is not None:
             yield None, self._field.closing
 
@@ -283,7 +285,7 @@ class Field:
 
     Attributes:
         opening: None for the field of all text that no other field has.
-        closing: None for a field that goes on to the end of the reply.
+        closing: None for a field that goes on to its next opening, or to the end of the reply.
         strip: whether white space at both ends is left out.
         unquoted_keys: whether keys of JSON may be bare words.
         string_marks: pairs of marks around strings of JSON, in which nothing is escaped.

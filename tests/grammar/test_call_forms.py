@@ -1,4 +1,4 @@
-"""Calls of Qwen and Llama: what a choice wants, what a schema allows, and what their reply parsers read."""
+"""Calls of Qwen, Llama and Mistral: what a choice wants, what a schema allows, and what their reply parsers read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
 from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
 from tests.text.conversations import CLOCK, WEATHER
-from tests.text.test_family_replies import LLAMA, THINKING
+from tests.text.test_family_replies import LLAMA, MISTRAL, MISTRAL_11, THINKING
 from tests.text.tokenizers_made import chat_with
 
-TOKENIZERS = {"qwen": chat_with([*THINKING, "<eos>"]), "llama": chat_with([*LLAMA, "<eos>"])}
+CONTROL = {"qwen": THINKING, "llama": LLAMA, "mistral": MISTRAL, "mistral-11": MISTRAL_11}
+TOKENIZERS = {name: chat_with([*control, "<eos>"]) for name, control in CONTROL.items()}
+OPENINGS = {"qwen": "<tool_call>", "mistral": "[TOOL_CALLS]", "mistral-11": "[TOOL_CALLS]"}
 CALLS = {
     "qwen": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
     "llama": '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}',
+    "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "mistral-11": '[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 2}',
 }
 CLOCKS = {
     "qwen": '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
     "llama": '{"name": "clock", "parameters": {}}',
+    "mistral": '[TOOL_CALLS] [{"name": "clock", "arguments": {}}]',
+    "mistral-11": "[TOOL_CALLS]clock[ARGS]{}",
 }
+TWO_CALLS = {
+    "qwen": f"{CALLS['qwen']}\n{CLOCKS['qwen']}",
+    "mistral": CALLS["mistral"].replace("}}]", '}}, {"name": "clock", "arguments": {}}]'),
+    "mistral-11": CALLS["mistral-11"] + CLOCKS["mistral-11"],
+}
+"""Llama makes one call at a time."""
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -65,8 +77,11 @@ def test_a_required_call_is_one_of_the_tools(model: tuple[str, Compiler]) -> Non
     wrong = CALLS[name].replace("get_weather", "get_wether")
     for text in ("Yes.", wrong, CALLS[name].replace("2", '"two"'), CALLS[name][:-1]):
         assert not is_whole(name, matcher(made, **options), text)
-    twice = f"{CALLS[name]}\n{CLOCKS[name]}"
-    assert is_whole(name, matcher(made, **options), twice) == (name == "qwen")
+    twice = TWO_CALLS.get(name, f"{CALLS[name]}\n{CLOCKS[name]}")
+    assert is_whole(name, matcher(made, **options), twice) == (name in TWO_CALLS)
+    if name in TWO_CALLS:
+        called = [("get_weather", {"city": "Zürich", "days": 2}), ("clock", {})]
+        assert parsed(name, ids(TOKENIZERS[name], twice)) == (called, "")
 
 
 def test_random_calls_are_read_back(model: tuple[str, Compiler]) -> None:
@@ -98,20 +113,20 @@ def test_calls_are_allowed_beside_text_of_a_form(model: tuple[str, Compiler]) ->
 def test_a_call_in_free_text(model: tuple[str, Compiler]) -> None:
     """Llama's calls begin with no token of their own, so nothing is constrained there."""
     name, made = model
-    choice = ToolChoice.of("auto", [WEATHER])
+    choice = ToolChoice.of("auto", [WEATHER, CLOCK])
     constraint = made.constraint(None, choice, False, [2])
     if name == "llama":
         assert constraint is None
         assert made.forbidden(ToolChoice.of("none", [WEATHER])) == []
         return
     assert constraint is not None
-    assert is_whole(name, constraint, f"I look.\n{CALLS[name]}")
-    assert made.forbidden(ToolChoice.of("none", [WEATHER])) == ids(TOKENIZERS[name], "<tool_call>")
+    assert is_whole(name, constraint, f"I look.\n{TWO_CALLS[name]}")
+    assert made.forbidden(ToolChoice.of("none", [WEATHER])) == ids(TOKENIZERS[name], OPENINGS[name])
 
 
 def test_a_thought_comes_before_a_call(model: tuple[str, Compiler]) -> None:
     name, made = model
-    if name == "llama":
+    if name != "qwen":
         return
     options: dict[str, Any] = {"tool_choice": "required", "tools": [WEATHER], "thinking": True}
     assert is_whole(name, matcher(made, **options), f"<think>\nHm.\n</think>\n\n{CALLS[name]}")
@@ -162,5 +177,5 @@ def test_a_model_without_a_form_of_calls(tmp_path: Path) -> None:
     )
     assert only is not None
     assert only.allows(ids(chat_with(["<|user|>", "<eos>"]), "a"))
-    with pytest.raises(UsageError, match="as Gemma 4, Qwen or Llama 3 does"):
+    with pytest.raises(UsageError, match="as Gemma 4, Qwen, Llama 3 or Mistral does"):
         matcher(made, tool_choice="required", tools=[WEATHER])

@@ -144,3 +144,31 @@ DEEPSEEK = """\
 {%- endfor %}
 """
 """In the style of DeepSeek R1's: calls are written where there is no content, and their arguments are a text."""
+
+MISTRAL = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}
+                {{- raise_exception("ids of calls have 9 letters or digits") }}
+            {%- endif %}
+            {%- set function = call.function | tojson %}
+            {{- function[:-1] + ', "id": "' + call.id + '"}' + (", " if not loop.last else "") }}
+        {%- endfor %}
+        {{- "]" + eos_token }}
+    {%- elif message.role == "tool" %}
+        {%- if message.tool_call_id | length != 9 %}
+            {{- raise_exception("ids of calls have 9 letters or digits") }}
+        {%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}' }}
+        {{- "[/TOOL_RESULTS]" }}
+    {%- elif message.role == "user" %}
+        {{- "[INST] " + message.content + "[/INST]" }}
+    {%- else %}
+        {{- " " + message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""As of Mistral's tokenizers of version 3, which take ids of nine letters or digits only."""

@@ -1,3 +1,4 @@
+import re
 from datetime import datetime
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 
 from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.chat_template import ChatTemplate
-from tests.text.templates import GEMMA, THINKING, TRAINED
+from tests.text.templates import GEMMA, MISTRAL, THINKING, TRAINED
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -47,6 +48,21 @@ def test_the_clock_is_there():
 def test_a_template_may_refuse():
     with pytest.raises(PromptError, match="the system message comes first"):
         ChatTemplate(THINKING).render([*CHAT, CHAT[0]])
+
+
+def test_ids_of_calls_are_short_where_the_template_wants_it():
+    """A call and its result have the same id still, and one that is short already stays."""
+    template = ChatTemplate(MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"})
+    function = {"name": "f", "arguments": {"a": 1}}
+    ids = ("call_0123456789abcdef01234567", "123456789", "call_123")
+    calls = [{"id": each, "type": "function", "function": function} for each in ids]
+    results = [{"role": "tool", "tool_call_id": each, "content": str(place)} for place, each in enumerate(ids)]
+    asked, called = {"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": calls}
+    text = template.render([asked, called, *results])
+    written, answered = (re.findall(rf'"{name}": "(\w{{9}})"', text) for name in ("id", "call_id"))
+    assert written == answered
+    assert len(set(written)) == 3
+    assert written[1] == "123456789"
 
 
 @pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"])

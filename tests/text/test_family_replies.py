@@ -1,4 +1,4 @@
-"""Replies of Qwen and Llama: thoughts and calls apart from the answer, however the text is divided."""
+"""Replies of Qwen, Llama and Mistral: thoughts and calls apart from the answer, however the text is divided."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from tests.text.tokenizers_made import BOS, byte_level, chat_with, gemma_like
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]
 THINKING = [*QWEN, "<think>", "</think>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"]
+MISTRAL = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"]
+MISTRAL_11 = [*MISTRAL, "[ARGS]", "[CALL_ID]"]
+MISTRAL_THINKING = [*MISTRAL_11, "[THINK]", "[/THINK]"]
 
 QWEN_PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 LLAMA_PROMPT = (
@@ -102,6 +105,44 @@ CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
         LLAMA_PROMPT,
         f'<|python_tag|>{{"type": "function", "name": "get_weather", "parameters": {ARGUMENTS}}}<|eom_id|>',
         Parsed("", "", (CALL,)),
+    ),
+    "Mistral's answer": (MISTRAL, "[INST] hi[/INST]", " Yes.</s>", Parsed("Yes.")),
+    "Mistral's calls": (
+        MISTRAL,
+        "[INST] hi[/INST]",
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}, "id": "123456789"}}, '
+        '{"name": "f", "arguments": {}}]</s>',
+        Parsed("", "", (CALL, ToolCall("f", {}))),
+    ),
+    "Mistral's call behind a result": (
+        MISTRAL,
+        "[INST] hi[/INST][TOOL_RESULTS] {}[/TOOL_RESULTS]",
+        f'Once more.[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGUMENTS}}}]</s>',
+        Parsed("Once more.", "", (CALL,)),
+    ),
+    "Mistral's call that is cut off": (
+        MISTRAL,
+        "[INST] hi[/INST]",
+        '[TOOL_CALLS] [{"name": "f", ',
+        Parsed('[TOOL_CALLS] [{"name": "f",'),
+    ),
+    "a later Mistral's calls": (
+        MISTRAL_11,
+        "[INST]hi[/INST]",
+        f"I look.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{{}}</s>",
+        Parsed("I look.", "", (CALL, ToolCall("f", {}))),
+    ),
+    "a later Mistral's thought": (
+        MISTRAL_THINKING,
+        "[INST]hi[/INST]",
+        f"[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}</s>",
+        Parsed("Yes.", "Hm.", (CALL,)),
+    ),
+    "a later Mistral's call without an end": (
+        MISTRAL_11,
+        "[INST]hi[/INST]",
+        f"[TOOL_CALLS]f[ARGS]{{[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}</s>",
+        Parsed("[TOOL_CALLS]f[ARGS]{", "", (CALL,)),
     ),
     "Llama's answer in JSON": (
         LLAMA,
