@@ -120,11 +120,22 @@ _MISTRAL_THINKING = {
     },
 }
 
+_DEEPSEEK_R1: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ["<｜Assistant｜>", "<｜tool▁outputs▁end｜>"],
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "content": {"close": ["<｜end▁of▁sentence｜>"], "content": "text"},
+    },
+}
+"""DeepSeek R1 and the Qwen and Llama models that learnt from it. Their templates declare no tools."""
+
 TEMPLATES = (
     Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),
     Known(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
+    Known(("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"), _DEEPSEEK_R1),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"), _MISTRAL_THINKING),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"), _MISTRAL_11),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]"), _MISTRAL_3),

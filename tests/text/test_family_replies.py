@@ -1,4 +1,4 @@
-"""Replies of Qwen, Llama and Mistral: thoughts and calls apart from the answer, however the text is divided."""
+"""Replies of Qwen, Llama, DeepSeek and Mistral: thoughts, calls and answer apart, however the text is divided."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.text.tokenizers_made import BOS, byte_level, chat_with, gemma_like
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]
 THINKING = [*QWEN, "<think>", "</think>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"]
+DEEPSEEK = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜end▁of▁sentence｜>"]
 MISTRAL = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"]
 MISTRAL_11 = [*MISTRAL, "[ARGS]", "[CALL_ID]"]
 MISTRAL_THINKING = [*MISTRAL_11, "[THINK]", "[/THINK]"]
@@ -105,6 +106,12 @@ CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
         LLAMA_PROMPT,
         f'<|python_tag|>{{"type": "function", "name": "get_weather", "parameters": {ARGUMENTS}}}<|eom_id|>',
         Parsed("", "", (CALL,)),
+    ),
+    "DeepSeek's thought, which the prompt begins": (
+        DEEPSEEK,
+        "<｜User｜>hi<｜Assistant｜><think>\n",
+        "Hm.\n</think>\n\nYes.<｜end▁of▁sentence｜>",
+        Parsed("Yes.", "Hm."),
     ),
     "Mistral's answer": (MISTRAL, "[INST] hi[/INST]", " Yes.</s>", Parsed("Yes.")),
     "Mistral's calls": (
