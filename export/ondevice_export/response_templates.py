@@ -110,7 +110,7 @@ _MISTRAL_11: dict[str, Any] = {
         "content": _MISTRAL_3["fields"]["content"],
     },
 }
-"""Version 11 and later, as of Ministral 3: a call is a name and arguments, and ends where the next begins."""
+"""Version 11 and later, as of Devstral Small: a call is a name and arguments, and ends where the next begins."""
 
 _MISTRAL_THINKING = {
     **_MISTRAL_11,

@@ -13,7 +13,7 @@ from ondevice.grammar.response_format import Grammar, ToolChoice, quoted
 from ondevice.text.messages import plain_tools
 
 _MARKS = (("<|channel>", "<channel|>", ""), ("<think>", "</think>", "\n\n"), ("[THINK]", "[/THINK]", ""))
-"""Control tokens around thoughts, of Gemma 4, Qwen3 and Ministral 3, and the text between a thought and the answer."""
+"""Control tokens around thoughts, of Gemma 4, Qwen3 and Magistral, and the text between a thought and the answer."""
 
 CALLING = ("auto", "required", "one")
 
