@@ -89,12 +89,18 @@ def _template(source: Path) -> str | None:
 
 
 def _configured_template(source: Path) -> str | None:
-    """The chat template in `tokenizer_config.json`, whose field is a string or a list of named templates."""
+    """The chat template in `tokenizer_config.json`, whose field is a string or a list of named templates.
+
+    Of these, transformers takes `tool_use` where tools are given: the two become one template.
+    """
     path = source / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):
-        found = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = found[0].get("template") if found else None
+        named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
+        template, with_tools = named.get("default"), named.get("tool_use")
+        if isinstance(template, str) and isinstance(with_tools, str):
+            parts = (each.removesuffix("\n") for each in (with_tools, template))  # as Jinja leaves it out at the end
+            template = "{{% if tools is not none %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
     return template if isinstance(template, str) else None
 
 

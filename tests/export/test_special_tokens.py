@@ -1,4 +1,6 @@
-"""Chat templates write the special tokens that the checkpoint's tokenizer names, as transformers renders them."""
+"""Chat templates of a checkpoint, as transformers renders them: special tokens that its tokenizer names, and named
+templates.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError
 from ondevice.text.codec import TextCodec
+from ondevice.text.messages import ChatOptions
 from ondevice_export import export
 from tests.fixtures.tiny_families import save_family
 from tests.text.tokenizers_made import chat_with
@@ -61,6 +64,21 @@ def test_templates_write_the_tokens_that_the_tokenizer_names(
     original = AutoTokenizer.from_pretrained(tmp_path / "model")
     expected = original.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True)["input_ids"]
     assert list(TextCodec(Bundle.open(bundle)).encode(CHAT, 256)) == list(expected)
+
+
+def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
+    """As in Hermes 2 and 3, and Command R: the field is a list of named templates."""
+    with_tools = (
+        "{%- set mark = '!' -%}\n{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}{{ mark }}\n"
+    )
+    named = [{"name": "default", "template": f"{TEMPLATE}\n"}, {"name": "tool_use", "template": with_tools}]
+    save_chat_model(tmp_path / "model", {**NAMED, "chat_template": named}, "</s>", "<s>")
+    codec = TextCodec(Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8")))
+    original = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    for tools in (None, [tool]):
+        expected = original.apply_chat_template(CHAT, tools=tools, add_generation_prompt=True)["input_ids"]
+        assert list(codec.encode(CHAT, 256, ChatOptions(tools=tools))) == list(expected)
 
 
 def test_names_that_the_tokenizer_leaves_out_are_those_of_the_ids(tmp_path: Path) -> None:

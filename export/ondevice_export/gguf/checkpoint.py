@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
+from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint
@@ -114,10 +114,10 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             configured["add_bos_token"] = self.vocabulary.add_bos
             if tokenizer:
                 (directory / TOKENIZER).write_text(make_tokenizer(self.vocabulary), "utf-8")
+        names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+        named = {name: self.metadata.get(key) for name, key in names.items()}
+        configured["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
         (directory / "tokenizer_config.json").write_text(json.dumps(configured), "utf-8")
-        template = self.metadata.get("tokenizer.chat_template")
-        if isinstance(template, str):
-            (directory / CHAT_TEMPLATE).write_text(template, "utf-8")
 
     def sha256(self) -> str:
         """The sha256 of the file in hexadecimal; of several parts, of their hashes in order."""

@@ -53,7 +53,9 @@ def _tokens(writer: Any) -> None:
     tokens.append(letters[0] + letters[1])
     kinds.append(gguf.TokenType.NORMAL)
     add_vocabulary(writer, tokens=tokens, kinds=kinds, model="gpt2", pre="gpt-2", merges=merges, bos=0, eos=1)
-    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    plain = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    named = {"default": plain, "tool_use": f"{plain}!"}
+    writer.add_chat_template([{"name": name, "template": template} for name, template in named.items()])
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,9 @@ def test_both_engines_run_it_with_its_tokenizer(
 ) -> None:
     path = _file(llama, Kind[kind])
     bundle = export(path, tmp_path / "bundle")
-    assert (bundle / "chat_template.jinja").read_text().startswith("{% for m")
+    with_tools, _, without = (bundle / "chat_template.jinja").read_text().partition("!{% else %}")
+    assert with_tools.startswith("{% if tools is not none %}{% for m")
+    assert without.startswith("{% for m")
     with ondevice.load(bundle, engine=engine, threads=1) as model:
         prompt = [{"role": "user", "content": "abcabcabc"}]
         plain = model.generate(prompt, max_new_tokens=16, temperature=0.0, drafter="none")
