@@ -175,6 +175,10 @@ def system_error(error: OSError) -> str:
     return one_line(f"{named}{phrase[:1].lower()}{phrase[1:]}")
 
 
+MOST_BITS = 14_000
+"""Bits of an integer that `repr` prints: it refuses one of more than 4,300 digits."""
+
+
 def shown(value: object, most: int = 99) -> str:
     """`repr(value)`, cut to `most` characters, for a message of our own.
 
@@ -188,7 +192,7 @@ def _beginning(value: object, most: int, depth: int = 3) -> object:
     """A value of JSON with the part of each text, list and mapping that `most` characters can show."""
     if isinstance(value, str | bytes):
         return value[:most]
-    if isinstance(value, int) and (bits := value.bit_length()) > 4 * most:  # Python prints none of many digits
+    if isinstance(value, int) and (bits := value.bit_length()) > MOST_BITS:
         return f"a number of {bits} bits"
     if not isinstance(value, list | tuple | dict):
         return value

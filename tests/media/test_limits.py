@@ -367,6 +367,7 @@ def test_a_file_is_decoded_for_its_first_prompt_only(
 
         monkeypatch.setattr(kind, "piece", watched)
     ids = [placeholder(encoder, medium)]
+    encoder.forget()  # other tests have the same files
     first, _ = encoder.insert(ids, [medium], None, 4096)
     again, _ = encoder.insert(ids, [medium], None, 4096)
     assert (again, len(decoded)) == (first, 1)
