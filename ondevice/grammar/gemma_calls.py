@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ondevice.errors import GrammarError, shown
@@ -63,7 +63,7 @@ class CallRules:
         """
         self._tokens = tokens
         self._rules: dict[str, str] = {}
-        self._references: dict[tuple[int, str], str] = {}
+        self._references: dict[tuple[int, str, Callable[[Schema], str]], str] = {}
         self._root: Schema = True
         calls = [self._call(tool["function"]) for tool in tools]
         self.start = self._rule(" | ".join(calls))
@@ -74,17 +74,24 @@ class CallRules:
 
     def _call(self, function: Mapping[str, Any]) -> str:
         self._root = function.get("parameters") or {"type": "object", "properties": {}}
-        elsewhere = isinstance(self._root, Mapping) and ("$ref" in self._root or _several(self._root))
-        fields = self._value(self._root) if elsewhere else self._object(self._root)
         opening = quoted(f"call:{function['name']}")
-        return f"<[{self._tokens.opening}]> {opening} {fields} <[{self._tokens.closing}]>"
+        return f"<[{self._tokens.opening}]> {opening} {self._arguments(self._root)} <[{self._tokens.closing}]>"
+
+    def _arguments(self, schema: Schema) -> str:
+        """An expression for an object of this schema, whatever else the schema allows."""
+        if isinstance(schema, Mapping) and "properties" not in schema:
+            if "$ref" in schema:
+                return self._referred(schema["$ref"], self._arguments)
+            if several := _several(schema):
+                return f"({' | '.join(map(self._arguments, several))})"
+        return self._object(schema)
 
     def _value(self, schema: Schema) -> str:
         """An expression for a value of this schema."""
         if not isinstance(schema, Mapping):
             return self._any()
         if "$ref" in schema:
-            return self._referred(schema["$ref"])
+            return self._referred(schema["$ref"], self._value)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
             options = [self._literal(value) for value in values]
@@ -181,8 +188,8 @@ class CallRules:
             self._rules["any"] = " | ".join(names)
         return "any"
 
-    def _referred(self, reference: Any) -> str:
-        known = (id(self._root), str(reference))
+    def _referred(self, reference: Any, described: Callable[[Schema], str]) -> str:
+        known = (id(self._root), str(reference), described)
         if known not in self._references:
             schema = self._root
             try:
@@ -191,7 +198,7 @@ class CallRules:
             except (KeyError, TypeError) as error:
                 raise GrammarError(f"a tool's parameters have no {shown(reference)}, which $ref names") from error
             self._references[known] = name = self._rule("")  # the rule may refer to itself
-            self._rules[name] = self._value(schema)
+            self._rules[name] = described(schema)
         return self._references[known]
 
     def _rule(self, body: str, kind: str = "r") -> str:

@@ -155,6 +155,23 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         ["{}", "{b:null}"],
         ["{b:1}", "{c:null}"],
     ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        ["{a:null}", "{a:null,b:null}"],
+        ["{c:null}", "null", "[]", "1"],
+    ),
+    (
+        {
+            "anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}],
+            "$defs": {"a": {"oneOf": [{"properties": {"b": {"$ref": "#/$defs/a"}}}, {"type": "string"}]}},
+        },
+        ["{}", "{b:{b:{}}}", '{b:<|"|>x<|"|>}'],
+        ["null", '<|"|>x<|"|>', "{b:null}"],
+    ),
     ({"properties": {"a": True, "b": {"uniqueItems": True}}}, ["{a:[1,1],b:[1,1]}"], ["{c:1}"]),
     (
         {"properties": {"a": {"type": [{}, ["null"]]}, "b": {"type": "integer"}}, "required": [["a"], {}, "b"]},
