@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import isfinite, lcm
 from typing import TYPE_CHECKING, Any
@@ -130,9 +130,13 @@ def check_tools(tools: Any) -> None:
     _check_lengths(nodes, intersects=intersects(tools))
 
 
-def intersects(schema: Any) -> bool:
-    """Whether a value may have to follow two descriptions of a schema at the same time."""
-    return any(map(_intersects, _objects(schema)))
+def intersects(schema: Any, describing: Collection[str] = DESCRIBING) -> bool:
+    """Whether a value may have to follow two descriptions of a schema at the same time.
+
+    Args:
+        describing: the keywords that are a description where they stand beside anyOf, oneOf or $ref.
+    """
+    return any(_intersects(node, describing) for node in _objects(schema))
 
 
 def check_lark(text: str) -> None:
@@ -210,10 +214,10 @@ def _check_lengths(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> N
         raise GrammarError(f"minLength and maxLength beside patterns may be {MAX_LENGTHS} together, not {shown(total)}")
 
 
-def _intersects(node: Mapping[str, Any]) -> bool:
+def _intersects(node: Mapping[str, Any], describing: Collection[str]) -> bool:
     """Whether a value must follow two descriptions at the same time."""
     combined = sum(name in node for name in COMBINING)
-    return "allOf" in node or combined > 1 or (combined == 1 and any(name in node for name in DESCRIBING))
+    return "allOf" in node or combined > 1 or (combined == 1 and any(name in node for name in describing))
 
 
 def _divisor(value: Any) -> int:

@@ -131,9 +131,14 @@ def _check(grammar: str) -> None:
         raise GrammarError(f"this grammar cannot be compiled: {reason(error)}") from error
     if failed:
         message = said(messages[0])
-        remedy = ": leave it out, or set strict to false, which ignores it" if UNENFORCED.match(message) else ""
-        raise GrammarError(f"this grammar cannot be compiled: {message}{remedy}")
+        if UNENFORCED.match(message):
+            message += ": leave it out"
+            message += "" if LENIENT in grammar else ", or set strict to false, which ignores it"
+        raise GrammarError(f"this grammar cannot be compiled: {message}")
 
+
+LENIENT = '"lenient": true'
+"""Setting of a schema of which `strict` is false already."""
 
 UNENFORCED = re.compile(
     "Unimplemented keys|Unknown format|oneOf constraints|regex parse error.*(look-around|backreferences)|lookarounds"

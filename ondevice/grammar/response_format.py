@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ondevice.errors import UsageError, shown
-from ondevice.grammar.limits import check_lark, check_length, check_schema, check_words, intersects
+from ondevice.grammar.limits import DESCRIBING, check_lark, check_length, check_schema, check_words, intersects
 
 Grammar = dict[str, Any]
 """One entry of llguidance's list of grammars."""
@@ -18,7 +18,7 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """Fixed white space, as in Python's `json.dumps`. Small models that may choose white space write it without end, and
 fixed text can be drafted. A schema may choose otherwise in `x-guidance`."""
 
-PIECES = re.compile(r"(?s)(?P<unknown>\(\?<?[=!]|\\[bBk1-9])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
+PIECES = re.compile(r"(?s)(?P<unknown>\(\?<?[=!]|\\[bBk0-9<>])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
 """Pieces of a regular expression. Unknown to llguidance are look-around, word boundaries and references to groups."""
 
 VALUES = ("const", "enum", "default", "examples")
@@ -27,6 +27,9 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
 """Keywords that speak of properties without a name."""
+
+COUNTING = ("required", "minProperties")
+"""Keywords that ask for properties, which another schema may describe."""
 
 
 def answer_grammar(value: object) -> Grammar | None:
@@ -107,7 +110,7 @@ def lenient(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     Args:
         settings: its `x-guidance`.
     """
-    held = _held(schema, closes=not intersects(schema))
+    held = _held(schema, closes=not intersects(schema, (*DESCRIBING, *COUNTING)))
     return {**held, "x-guidance": {"lenient": True, **settings} if isinstance(settings, Mapping) else settings}
 
 
