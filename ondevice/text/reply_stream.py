@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 
 from ondevice.errors import UsageError
@@ -197,8 +198,10 @@ class TokenOffsets:
         self._detokenizer = Detokenizer(tokenizer)
         self._at = begin
         self._spelling = spelling
-        self._run = b""
-        """Bytes of byte-fallback tokens, whose text the detokenizer holds back."""
+        self._run = getincrementaldecoder("utf-8")("ignore")
+        """The characters of byte-fallback tokens, which the detokenizer holds back."""
+        self._held = 0
+        """Number of these that are complete."""
 
     def add(self, token_ids: Iterable[int]) -> list[int]:
         """Where the next tokens begin."""
@@ -209,16 +212,19 @@ class TokenOffsets:
                 found.append(self._at)
                 spelt = self._tokenizer.decode([token_id], keep_special=True)
                 self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
-                self._run = b""
+                self._end_run()
             else:
-                found.append(self._at + len(self._run.decode(errors="ignore")))
-                self._run = self._run + byte if (byte := self._byte(token_id)) else b""
+                found.append(self._at + self._held)
+                if token_id in self._tokenizer.byte_ids:
+                    self._held += len(self._run.decode(self._tokenizer.token_bytes(token_id)))
+                else:
+                    self._end_run()
                 self._at += len(self._detokenizer.feed(token_id))
         return found
 
-    def _byte(self, token_id: int) -> bytes:
-        """The byte of a byte-fallback token; nothing of another one."""
-        return self._tokenizer.token_bytes(token_id) if token_id in self._tokenizer.byte_ids else b""
+    def _end_run(self) -> None:
+        self._run.reset()
+        self._held = 0
 
 
 WINDOW = 16

@@ -73,7 +73,9 @@ def test_cost_does_not_grow_with_the_text(piece, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [byte_level, gemma_like])
-@pytest.mark.parametrize("text", ["\r\na", "a\u20ac\U0001d518\U0001d52bb", "\u20ac\u20ac", "\U0001f600 a\u4e16b"])
+@pytest.mark.parametrize(
+    "text", ["\r\na", "a\u20ac\U0001d518\U0001d52bb", "\u20ac\u20ac", "\U0001f600 a\u4e16b", "\u16a0" * 99]
+)
 def test_a_token_begins_where_its_character_does(make, text):
     tokenizer = make()
     ids = tokenizer.encode(text, add_special_tokens=False)
