@@ -92,7 +92,7 @@ class ChatTemplate:
 
     def _with_calls(self, message: Message) -> Message:
         empty, arguments = self._call_style
-        if message.get("content", "") is None:
+        if not message.get("content"):
             message = {**message, "content": empty}
         if isinstance(arguments, str):
             message = {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}

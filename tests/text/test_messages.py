@@ -72,16 +72,17 @@ def test_a_template_that_reads_the_parts_of_some_roles_gets_strings_of_the_other
 
 @pytest.mark.needs("oracle")
 @pytest.mark.parametrize("arguments", [{"city": "Zürich", "days": [1, None]}, '{"city": "Zürich", "days": [1, null]}'])
-def test_a_template_that_joins_arguments_gets_a_string(arguments):
+@pytest.mark.parametrize("nothing", [None, "", []])
+def test_a_template_that_joins_arguments_gets_a_string(arguments, nothing):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def chat(arguments: Any) -> Messages:
-        said = {"role": "assistant", "content": None, "tool_calls": [call("f", arguments), call("clock", "{}")]}
+    def chat(arguments: Any, nothing: str | list[Any] | None = None) -> Messages:
+        said = {"role": "assistant", "content": nothing, "tool_calls": [call("f", arguments), call("clock", "{}")]}
         return [*ASKED, said, {"role": "tool", "tool_call_id": "call_1", "content": "rain"}]
 
     text = json.dumps({"city": "Zürich", "days": [1, None]}, ensure_ascii=False)
     rendering: Any = render_jinja_template([chat(text)], chat_template=DEEPSEEK, bos_token="<bos>")
-    assert rendered(DEEPSEEK, chat(arguments)) == rendering[0][0]
+    assert rendered(DEEPSEEK, chat(arguments, nothing)) == rendering[0][0]
     assert "<|call|>function<|sep|>f" in rendering[0][0]
 
 
