@@ -45,7 +45,7 @@ TAIL = 64
 
 MOST = sys.float_info.max
 
-HALF = re.compile(r"(?i)(?P<whole>\\\\|\\ud[89ab]\w\w\\ud[c-f]\w\w)|\\ud[89a-f]\w\w")
+HALF = re.compile(r"(?i)(?P<whole>\\\\|\\ud[89ab][\da-f]{2}\\ud[c-f][\da-f]{2})|\\ud[89a-f][\da-f]{2}", re.ASCII)
 """Half a surrogate pair as JSON writes it, which is no text that could be sent; and what looks like it: an escaped
 backslash, or a whole pair."""
 

@@ -183,6 +183,7 @@ def test_text_comes_at_once():
         '<|tool_call>call:f{a:<|"|>x}<tool_call|>',
         "<|tool_call>call:f{a:Paris}<tool_call|>",
         "<|tool_call>call:f{a:[NaN,-Infinity]}<tool_call|>",
+        r'<|tool_call>call:f{a:"\ud8zz"}<tool_call|>',
         "<|tool_call>call:f" + "{a:" * 5000 + "<tool_call|>",
         # Cut off by max_new_tokens.
         "<|tool_call>call:get_wea",
