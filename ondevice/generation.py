@@ -353,12 +353,12 @@ def steps(
                 if stream is not None and stream.stopped:
                     stats.new_tokens -= 1
                 given = Parsed() if stream is None else stream.feed([token])
-                add_part(parts, given)
+                _add_part(parts, given)
                 pieces.append(Piece(given.text, origin, token))
                 last = origin
             if stream is not None:
                 if reason and (rest := stream.finish()) != Parsed():
-                    add_part(parts, rest)
+                    _add_part(parts, rest)
                     pieces.append(Piece(rest.text, last, None))
                 calls += sum(len(part.tool_calls) for part in parts)
                 if stream.stopped:
@@ -392,7 +392,7 @@ def steps(
             check()
 
 
-def add_part(parts: list[Parsed], new: Parsed) -> None:
+def _add_part(parts: list[Parsed], new: Parsed) -> None:
     """Add what was written next, to the last part if that keeps the order."""
     last = parts[-1]
     if (new.reasoning and (last.text or last.tool_calls)) or (new.text and last.tool_calls):
