@@ -365,7 +365,11 @@ class Model:
             constraint=constraint,
         )
         reply_stream = self._codec.reply_stream(
-            prompt_ids, chosen.stop, single_call=not chosen.parallel_tool_calls, continues=chosen.continue_final
+            prompt_ids,
+            chosen.stop,
+            single_call=not chosen.parallel_tool_calls,
+            continues=chosen.continue_final,
+            calls=chosen.answer is None or chosen.choice.allows_calls,
         )
         drafting = self._drafting(chosen, constrained=constraint is not None)
 

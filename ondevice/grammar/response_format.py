@@ -188,6 +188,11 @@ class ToolChoice:
     kind: Literal["free", "none", "auto", "required", "one"]
     tools: Sequence[Mapping[str, Any]] = ()
 
+    @property
+    def allows_calls(self) -> bool:
+        """Whether the reply may be calls."""
+        return bool(self.tools) and self.kind != "none"
+
     @classmethod
     def of(cls, value: object, tools: Sequence[Mapping[str, Any]] | None) -> ToolChoice:
         """The choice that `GenerationOptions.tool_choice` describes.

@@ -100,12 +100,14 @@ class TextCodec:
         *,
         single_call: bool = False,
         continues: bool = False,
+        calls: bool = True,
     ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 
         Args:
             single_call: whether the reply ends behind its first tool call.
             continues: whether it continues the text at the end of the prompt.
+            calls: whether it may be calls; False for an answer of some form, which can look like Llama's.
 
         Raises:
             UsageError: stop strings were given, and the bundle has no tokenizer.
@@ -115,16 +117,16 @@ class TextCodec:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
-        parser = self._parser(self.tokenizer, text_ids)
+        parser = self._parser(self.tokenizer, text_ids, calls=calls)
         before = text_ids[-1:] if continues else ()
         return ReplyStream(self.tokenizer, stop, parser, single_call=single_call, before=before)
 
-    def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
+    def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, calls: bool) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
         if self._response is None:
             return None
         begun = begun_reply(self._response, tokenizer, prompt_ids)
-        return None if begun is None else ReplyParser(self._response, begun)
+        return None if begun is None else ReplyParser(self._response, begun, ends_calls=calls)
 
 
 def vocabulary_difference(bundle: Bundle, other: Bundle) -> str | None:

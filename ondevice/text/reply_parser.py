@@ -76,12 +76,15 @@ class ReplyParser:
     returned as text, as it was written: nothing that a model writes is an error. White space around the answer stays.
     """
 
-    def __init__(self, template: ResponseTemplate, begun: str = "") -> None:
+    def __init__(self, template: ResponseTemplate, begun: str = "", *, ends_calls: bool = True) -> None:
         """
         Args:
             begun: the part of the reply that the prompt has already, from `begun_reply`.
+            ends_calls: whether the end of the reply may stand for the control token behind a call: a grammar ends a
+                reply where it is complete, without the token behind Llama's calls.
         """
         self._template = template
+        self._ends_calls = ends_calls
         self._field = template.rest
         self._held = ""
         """Text that may be part of a delimiter."""
@@ -169,9 +172,9 @@ class ReplyParser:
         if self._field is None or self._field.name != CALLS:
             return Parsed()
         body, self._body = self._body.rstrip(self._template.ends), ""
-        if not closing and self._field.closing is not None:
+        if not closing and self._ends_calls and self._field.closing is not None:
             ended = self._field.closing.find(body + self._template.ends[:1], 0)
-            if ended is not None:  # a grammar ends a reply where it is complete: without the token behind Llama's calls
+            if ended is not None:
                 body, closing = body[: ended.start()], body[ended.start() :]
         try:
             return Parsed(tool_calls=self._field.calls(body, self._groups))

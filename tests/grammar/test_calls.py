@@ -312,6 +312,12 @@ def test_a_model_that_knows_no_calls_says_so(tmp_path: Path) -> None:
     assert made.forbidden(ToolChoice.of("none", None)) == []
 
 
+def test_a_reply_may_be_calls_where_functions_may_be_called() -> None:
+    for choice, expected in ((None, True), ("auto", True), ("required", True), ("none", False)):
+        assert ToolChoice.of(choice, [CLOCK]).allows_calls == expected
+    assert not ToolChoice.of(None, None).allows_calls
+
+
 def test_a_schema_that_is_nested_too_deep_is_named(made: Compiler) -> None:
     deep: Any = {"type": "integer"}
     for _ in range(300):

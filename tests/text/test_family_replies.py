@@ -167,6 +167,18 @@ def test_a_reply_is_told_apart(case: str, at_once: bool) -> None:
     assert parsed(chat_with(control), prompt, reply, at_once=at_once) == expected
 
 
+def test_an_answer_that_a_grammar_has_ended_is_none_of_llamas_calls() -> None:
+    """Though it looks like one: no function may be called, as beside a `response_format` without tools."""
+    tokenizer = chat_with(LLAMA)
+    spec = known_template(tokenizer)
+    assert spec is not None
+    template = ResponseTemplate(spec, tokenizer)
+    text = '{"name": "f", "parameters": {}}'
+    stream = ReplyStream(tokenizer, (), ReplyParser(template, ends_calls=False))
+    given = stream.feed(tokenizer.encode(text, add_special_tokens=False))
+    assert given.then(stream.finish()) == Parsed(text)
+
+
 def test_a_call_that_is_spelled_out_is_none() -> None:
     """A model may write the letters of a control token because a text asked for it."""
     tokenizer = chat_with(THINKING)
