@@ -12,7 +12,7 @@ from typing import Any
 from ondevice.errors import BundleCorruptError, PromptError, reason
 from ondevice.text.messages import ROLES, Message
 
-PART = {"type": "text", "text": "x"}
+PART = {"type": "text", "text": "xyz"}
 PRINTED = (repr(PART), json.dumps(PART))
 """A message's part as templates print it that do not know parts."""
 
@@ -106,10 +106,12 @@ class ChatTemplate:
 
     @cached_property
     def _roles_with_parts(self) -> frozenset[str]:
-        """Roles whose messages may have parts. Gemma 4's templates print Python's repr of a system message's."""
-        tried = {role: self._tried_role(role, [PART]) for role in ROLES}
+        """Roles whose messages may have parts: Gemma 4's templates print Python's repr of a system message's. SmolLM3's
+        writes nothing where a content is no string.
+        """
+        tried = {role: self._tried_role(role, [PART]) or "" for role in ROLES}
         return frozenset(
-            role for role, text in tried.items() if text is not None and not any(each in text for each in PRINTED)
+            role for role, text in tried.items() if PART["text"] in text and not any(each in text for each in PRINTED)
         )
 
     @cached_property

@@ -64,6 +64,11 @@ def test_a_template_that_reads_strings_only_gets_strings():
     assert text == "<bos><|turn>user\none\ntwo<turn|>\n<|turn>model\n<turn|>\n<|turn>model\n"
 
 
+def test_a_template_that_leaves_out_what_is_no_string_gets_strings():
+    source = "{% for message in messages %}{{ message.content if message.content is string else '' }}{% endfor %}"
+    assert rendered(source, [{"role": "user", "content": [{"type": "text", "text": "one"}]}]) == "one"
+
+
 def test_a_template_that_reads_the_parts_of_some_roles_gets_strings_of_the_others():
     parts = [{"type": "text", "text": " one"}, {"type": "text", "text": "two "}]
     text = rendered(GEMMA_4_PLAIN_SYSTEM, [{"role": "system", "content": parts}, {"role": "user", "content": parts}])
