@@ -75,6 +75,7 @@ class Slot:
         Raises:
             Exception: whatever the engine raises for these rows; other slots are not affected.
         """
+        self.decoding = len(rows.wanted) == len(rows.tree)
         return self._batch._forward(self, rows)
 
     def pause(self) -> None:
@@ -92,7 +93,6 @@ class Slot:
         self._batch._leave(self)
 
     def _submit(self, rows: Rows) -> None:
-        self.decoding = len(rows.wanted) == len(rows.tree)
         self._outputs, self._error, self._since = None, None, perf_counter()
         self._rows = rows
 
@@ -312,25 +312,29 @@ class Batch:
         with self._lock.lock:
             selected = self._select()
         batch = [rows for _, rows in selected]
-        failure: Exception | None = None
         try:
             outputs = self._engine.forward(batch)
-        except Exception as caught:
-            failure = caught
-            for slot, rows in selected:  # find the rows at fault by running each sequence alone
-                try:
-                    (slot._outputs,) = self._engine.forward([rows])
-                except Exception as error:
-                    slot._error = error
-        else:
-            for (slot, _), output in zip(selected, outputs, strict=True):
-                slot._outputs = output
-            self._learn(batch, outputs[0])
-        blamed = any(slot._error is not None for slot, _ in selected)
+        except Exception as error:
+            if not self._run_alone(selected) and not isinstance(error, MemoryError):
+                raise  # of no rows: a signal handler's, such as a time limit, which belongs to this thread
+            return
+        for (slot, _), output in zip(selected, outputs, strict=True):
+            slot._outputs = output
+        self._learn(batch, outputs[0])
         for slot, _ in selected:
             self._done(slot)
-        if failure is not None and not blamed and not isinstance(failure, MemoryError):
-            raise failure  # of no rows: a signal handler's, such as a time limit, which belongs to this thread
+
+    def _run_alone(self, selected: Sequence[tuple[Slot, Rows]]) -> bool:
+        """Find the rows at fault for an error by running each sequence alone; whether there are any."""
+        for slot, rows in selected:
+            try:
+                (slot._outputs,) = self._engine.forward([rows])
+            except Exception as error:
+                slot._error = error
+        found = any(slot._error is not None for slot, _ in selected)
+        for slot, _ in selected:
+            self._done(slot)
+        return found
 
     def _gather(self, driver: Slot) -> None:
         """Wait for slots whose rows are expected within a moment."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
@@ -146,6 +148,7 @@ class Waiting:
         slot = self.batch.join()
         assert slot is not None
         wanted = range(len(tree)) if decoding else [len(tree) - 1]
+        slot.decoding = decoding
         slot._submit(Rows(self.batch._engine.open_session(), tree, wanted, blocks=blocks))
         self.slots.append(slot)
 
@@ -215,6 +218,18 @@ def test_a_prefill_is_whole_again_when_nobody_reads_the_others(clock: Clock) -> 
     assert waiting.selected() == [(0, 500)]
 
 
+def test_a_prefill_is_cut_beside_a_sequence_that_decoded_alone_so_far(clock: Clock) -> None:
+    waiting = Waiting(ToyEngine(chunk=512))
+    slot = waiting.batch.join()
+    assert slot is not None
+    session = waiting.batch._engine.open_session()
+    rounds = run(generate(session, prompt(0), Sampler(SamplingOptions(0.0)), Limits(9)), slot.forward)
+    next(rounds), next(rounds)
+    slot.pause()
+    waiting.add(chain(500))
+    assert waiting.selected() == [(0, FIRST_PREFILL_CHUNK)]
+
+
 class Generations:
     """Generations that share forwards without threads: all of them submit their rows, then one forward is run."""
 
@@ -246,6 +261,7 @@ class Generations:
             slot.leave()
             self.running.remove((slot, loop, text))
             return
+        slot.decoding = len(item.wanted) == len(item.tree)
         slot._submit(item)
 
 
@@ -382,6 +398,26 @@ def test_trouble_of_one_sequence_is_its_own(clock: Clock) -> None:
     assert isinstance(error, UsageError)
     assert texts == [alone(prompt(1), 50), alone(prompt(2), 50)]
     assert len(batch) == 0
+
+
+def test_a_forward_without_enough_memory_keeps_none() -> None:
+    """Its sequences run alone then; nothing of it waits for the garbage collector."""
+    buffers: list[weakref.ref[NDArray[np.uint8]]] = []
+
+    def fail(batch: Sequence[Rows]) -> None:
+        if len(batch) > 1:
+            buffer = np.zeros(1 << 16, np.uint8)
+            buffers.append(weakref.ref(buffer))
+            raise MemoryError
+
+    waiting = Waiting(ToyEngine(before=fail), chain(3), chain(4))
+    gc.disable()
+    try:
+        waiting.batch._drive(waiting.slots[0])
+        assert [buffer() is None for buffer in buffers] == [True]
+    finally:
+        gc.enable()
+    assert [slot._outputs is not None for slot in waiting.slots] == [True, True]
 
 
 def test_an_interrupt_of_the_leader_harms_nobody_else(clock: Clock) -> None:
