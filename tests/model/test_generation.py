@@ -127,14 +127,17 @@ def test_a_signal_handler_s_exception_is_not_lost_beside_other_generations(slow:
     def too_late(*_: object) -> None:
         raise TimeoutError
 
+    def limited(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        slow.generate(PROMPT, max_new_tokens=ENDLESS)
+
     found: list[tuple[int, ...]] = []
     other = in_thread(lambda: found.append(slow.generate(PROMPT, max_new_tokens=1500, seed=1).token_ids))
     before = signal.signal(signal.SIGALRM, too_late)
     try:
         for number in range(10):
-            signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.001 * number)
             with pytest.raises(TimeoutError):
-                slow.generate(PROMPT, max_new_tokens=ENDLESS)
+                limited(0.05 + 0.001 * number)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
