@@ -124,7 +124,7 @@ class Picture:
         most = next(each for each in (image.tokens, tokens, vision.tokens) if each is not None)
         if isinstance(most, bool) or most not in BUDGETS:
             raise UsageError(f"a picture takes {', '.join(map(str, BUDGETS))} tokens at most, not {most!r:.60}")
-        self._most, self._source = most, self._checked(image.source)
+        self._most, self._source = int(most), self._checked(image.source)
         self.file_bytes = len(self._source) if isinstance(self._source, bytes) else None
         with self._reading(), self._opened() as picture:
             width, height = picture.size

@@ -382,6 +382,8 @@ def test_a_known_picture_of_another_number_of_tokens_is_another(encoder: MediaEn
     made = [encoder.insert(ids, [Image(file, tokens)], None, 4096)[0] for tokens in (70, 280, 70)]
     assert made[0] == made[2]
     assert len(made[1]) > len(made[0])
+    chosen: Any = np.int64(70)
+    assert encoder.insert(ids, [Image(file)], chosen, 4096)[0] == made[0]
 
 
 @pytest.mark.needs("onnxruntime")
