@@ -231,27 +231,11 @@ def private_memory(size: int) -> mmap.mmap:
 # Forks.
 
 
-class ForkedLock:
-    """A lock of a process. A fork gets another one: the first may be held by a thread that the fork does not have.
-
-    It is made once per module and used as `with made.lock`, so that a thread which forks releases what it acquired.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self.lock = threading.Lock()
-
-
 class ReentrantLock:
     """A lock that its own thread may take again, used as `with made.lock`: an interrupt cannot come between the two
     halves of a `with` on a lock itself, and would leave it held for ever in a method `__enter__` written here.
 
-    In a fork it is free, unless the thread that forked has it: other threads, one of which may have held it, do not
-    exist there, and a generation that is dropped there needs it.
+    In a fork it is free, unless the thread that forked has it: the threads that may have held it do not exist there.
     """
 
     _all: ClassVar[WeakSet[ReentrantLock]] = WeakSet()

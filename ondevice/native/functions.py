@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Int64Array
 from ondevice.errors import OndeviceError
-from ondevice.machine import ForkedLock
+from ondevice.machine import ReentrantLock
 from ondevice.native import library
 from ondevice.native.sets import PARTS, SETS
 
@@ -232,7 +232,7 @@ def _parameter(text: str) -> Parameter:
 _C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
 _DTYPES: dict[str, Any] = {"i64": np.int64, "f32": np.float32, "f64": np.float64}
 
-_LOADING = ForkedLock()
+_LOADING = ReentrantLock()
 """Held while a part is built or loaded."""
 
 

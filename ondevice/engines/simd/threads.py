@@ -22,7 +22,7 @@ from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.kernels.contract.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
 from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, RAN
 from ondevice.engines.simd.kernels.contract.steps import WIDTH
-from ondevice.machine import ForkedLock
+from ondevice.machine import ReentrantLock
 from ondevice.native.functions import address_of
 
 NEIGHBOURS = 64
@@ -30,7 +30,7 @@ NEIGHBOURS = 64
 take nearly the same time per unit."""
 
 
-_ONE_AT_A_TIME = ForkedLock()
+_ONE_AT_A_TIME = ReentrantLock()
 """Held by a thread pool while several of its threads compute.
 
 Two pools on the same cores stall at their barriers: two small models at once gave 90 tokens/s each, in turns 600.
