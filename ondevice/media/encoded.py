@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ondevice.arrays import Float32Array
 
 MAX_KNOWN = 4096
-"""Pieces whose digests are remembered, in about 1 MB."""
+"""Pieces whose digests are remembered, in about 1.5 MB."""
 
 POLL_S = 0.02
 """Seconds between two questions whether a generation that waits for its turn was cancelled."""
