@@ -132,7 +132,7 @@ def test_a_signal_handler_s_exception_is_not_lost_beside_other_generations(slow:
         slow.generate(PROMPT, max_new_tokens=ENDLESS)
 
     found: list[tuple[int, ...]] = []
-    other = in_thread(lambda: found.append(slow.generate(PROMPT, max_new_tokens=1500, seed=1).token_ids))
+    other = in_thread(lambda: found.append(slow.generate(PROMPT, max_new_tokens=600, seed=1).token_ids))
     before = signal.signal(signal.SIGALRM, too_late)
     try:
         for number in range(10):
@@ -142,7 +142,7 @@ def test_a_signal_handler_s_exception_is_not_lost_beside_other_generations(slow:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     join(other)
-    assert found == [plain(bundle, PROMPT, max_new_tokens=1500, seed=1)]
+    assert found == [plain(bundle, PROMPT, max_new_tokens=600, seed=1)]
     assert free(slow)
 
 
