@@ -40,7 +40,7 @@ from ondevice.native import library
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, PromptKeywords, check_whole
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
-from ondevice.text.codec import Prompt, TextCodec, vocabulary_difference
+from ondevice.text.codec import Prompt, TextCodec, is_chat, vocabulary_difference
 from ondevice.text.media_parts import Audio, Media, media_in, take_media
 from ondevice.text.messages import ChatOptions, Message, begun_answer
 
@@ -367,6 +367,7 @@ class Model:
         reply_stream = self._codec.reply_stream(
             prompt_ids,
             chosen.stop,
+            is_chat=is_chat(prompt),
             single_call=not chosen.parallel_tool_calls,
             continues=chosen.continue_final,
             calls=chosen.answer is None or chosen.choice.allows_calls,

@@ -98,6 +98,7 @@ class TextCodec:
         prompt_ids: Sequence[int],
         stop: str | Sequence[str] | None,
         *,
+        is_chat: bool,
         single_call: bool = False,
         continues: bool = False,
         calls: bool = True,
@@ -105,8 +106,10 @@ class TextCodec:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 
         Args:
+            is_chat: whether the prompt is a list of messages. The reply to another one continues its text, unless the
+                prompt opens a reply by itself.
             single_call: whether the reply ends behind its first tool call.
-            continues: whether it continues the text at the end of the prompt.
+            continues: whether it continues the last message.
             calls: whether it may be calls; False for an answer of some form, which can look like Llama's.
 
         Raises:
@@ -118,7 +121,7 @@ class TextCodec:
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
         parser = self._parser(self.tokenizer, text_ids, calls=calls)
-        before = text_ids[-1:] if continues else ()
+        before = text_ids[-1:] if continues or not (is_chat or parser) else ()
         return ReplyStream(self.tokenizer, stop, parser, single_call=single_call, before=before)
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, calls: bool) -> ReplyParser | None:
@@ -127,6 +130,11 @@ class TextCodec:
             return None
         begun = begun_reply(self._response, tokenizer, prompt_ids)
         return None if begun is None else ReplyParser(self._response, begun, ends_calls=calls)
+
+
+def is_chat(prompt: Prompt) -> bool:
+    """Whether a prompt is a list of messages."""
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
 
 
 def vocabulary_difference(bundle: Bundle, other: Bundle) -> str | None:
@@ -171,7 +179,7 @@ def encode_prompt(
         )
     if not prompt:
         raise PromptError("the prompt is empty: pass some text, at least one message or at least one token id")
-    if chat and (isinstance(prompt, str) or not isinstance(prompt[0], Mapping)):
+    if chat and not is_chat(prompt):
         raise UsageError(
             "tools, thinking, template_options and continue_final are for a prompt of messages, not for a text"
         )

@@ -188,14 +188,15 @@ class TokenOffsets:
     as the one that begins every prompt, takes no room.
     """
 
-    def __init__(self, tokenizer: Tokenizer, begin: int = 0, spelling: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0, spelling: str = "", *, continues: bool = False) -> None:
         """
         Args:
             begin: where the first token begins.
             spelling: the text, if it may spell control tokens out, as a prompt may.
+            continues: whether it continues another text, so that its first word keeps its space.
         """
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, tokenizer.any_word if continues else ())
         self._at = begin
         self._spelling = spelling
         self._run = getincrementaldecoder("utf-8")("ignore")

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence, Set
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +112,13 @@ class Tokenizer:
         """Ids of the byte-fallback tokens `<0x00>` to `<0xFF>` that the vocabulary has."""
         ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(token_id for token_id in ids if token_id is not None)
+
+    @cached_property
+    def any_word(self) -> list[int]:
+        """A token that is a word by itself: what is decoded behind it keeps its space. Empty if there is none."""
+        ordinary = (number for number in range(self.vocab_size) if number not in self.added)
+        words = (number for number in ordinary if number not in self.byte_ids and self.decode([number]).isalnum())
+        return list(islice(words, 1))
 
     @cached_property
     def longest(self) -> int:

@@ -347,7 +347,7 @@ class CompletionWriter(OpenAIWriter):
         """For the offsets of a reply's tokens, which count from the beginning of an echoed prompt."""
         if self.model.tokenizer is None:
             return None
-        return TokenOffsets(self.model.tokenizer, len(choice.echo.text) if choice.echo else 0)
+        return TokenOffsets(self.model.tokenizer, len(choice.echo.text) if choice.echo else 0, continues=True)
 
 
 def _finish_name(reason: FinishReason | None) -> str | None:
