@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -493,7 +493,7 @@ class Model:
         """
         self._check_open()
         media: list[Media] = []
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+        if is_chat(prompt):
             if not self.manifest.reads_media and any(map(media_in, prompt)):
                 raise PromptError(
                     "this bundle reads text only: export it again, without --text-only, if its checkpoint is a Gemma 4 "

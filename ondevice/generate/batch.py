@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
+from typing import TypeVar
 
 from ondevice.engines.protocol import MAX_SESSIONS, Engine, Outputs, Rows, TokenTree
 from ondevice.errors import UsageError
@@ -182,11 +183,11 @@ class Batch:
 
     @property
     def _slots(self) -> list[Slot]:
-        return [slot for reference in self._references if (slot := reference()) is not None]
+        return _alive(self._references)
 
     @property
     def _turns(self) -> list[WakeupEvent]:
-        return [turn for reference in self._queue if (turn := reference()) is not None]
+        return _alive(self._queue)
 
     @property
     def _submitted(self) -> list[Slot]:
@@ -377,6 +378,13 @@ class Batch:
             slot._since = perf_counter()
             slot._rows = None
             slot._wakeup.put(None)
+
+
+Referent = TypeVar("Referent")
+
+
+def _alive(references: Iterable[weakref.ref[Referent]]) -> list[Referent]:
+    return [each for reference in references if (each := reference()) is not None]
 
 
 def _sleep(wakeup: WakeupEvent, seconds: float) -> None:

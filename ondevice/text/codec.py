@@ -132,9 +132,11 @@ class TextCodec:
         return None if begun is None else ReplyParser(self._response, begun, ends_calls=calls)
 
 
-def is_chat(prompt: Prompt) -> bool:
-    """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
+def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
+    """Whether a prompt is a list of messages, by its first item."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def vocabulary_difference(bundle: Bundle, other: Bundle) -> str | None:

@@ -126,7 +126,7 @@ class AudioGraph:
     def _feed_forward(self, module: Module, hidden: ir.Value) -> ir.Value:
         """`hidden + weight * norm(down(silu(up(norm(hidden)))))` (Gemma4AudioFeedForward)."""
         builder = self._builder
-        wide = self._builder.silu(self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
+        wide = builder.silu(self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
         narrow = module.norm(self._linears.add(module, wide, "ffw_layer_2"), "post_layer_norm")
         return builder.op("Add", builder.op("Mul", narrow, builder.scalar(self._config.residual_weight)), hidden)
 
