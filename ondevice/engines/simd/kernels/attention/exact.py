@@ -108,15 +108,18 @@ def parts_of(state: np.ndarray, pairs: Pairs) -> Any:
 
 @kernel
 def share_of_pairs(bits: int, total: int, threads: int) -> Any:
-    """The number of pairs in a unit of work: whole tiles, or a part of one if there are few pairs.
+    """The number of pairs in a unit of work: whole tiles, or a part of one if there are few pairs. Several threads have
+    two units each or more: with three KV heads and a unit for each, two threads took as long as for four.
 
     bits : bits of a cached number
     total : number of pairs, each counted once per part
     """
     share, tile = total // threads, tile_size(bits, np.int64(MAX_TILE_PAIRS))
+    if threads > 1:
+        share //= 2
     if share >= tile:
         return min(MAX_PAIRS, share) // tile * tile
-    return max(4, share // 4 * 4)
+    return max(4, share)
 
 
 @kernel

@@ -18,7 +18,6 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention.float_tile import (
     LINE_BYTES,
     TILE_PAIRS,
-    WIDE,
     lay_four,
     mix_tile,
     score_tile,
@@ -55,28 +54,26 @@ def tile_size(pairs: int) -> Any:
 
 
 @kernel
-def computed(members: int) -> Any:
-    """The number of pairs that are computed for a tile of `members`: a multiple of 4, as there is code for these."""
-    return (members + 3) // 4 * 4
-
-
-@kernel
 def lay_queries(scratch: Scratch, count: int, head_dim: int) -> None:
-    """Lay the queries of `count` pairs tile by tile, float32[head_dim, computed(members)]; the last one fills up."""
+    """Lay the queries of `count` pairs tile by tile, float32[head_dim, members].
+
+    Four queries are written at a time. Where a tile has fewer, the last one is written beyond the end of a row, and
+    overwritten: by the next row, by the first queries of its own tile, which come last, or by the next tile.
+    """
     first = 0
     while first < count:
         members = tile_size(count - first)
-        columns = computed(members)
-        for four in range(0, columns, 4):
+        last = first + members - 1
+        for four in range((members - 1) // 4 * 4, -1, -4):
             a, b, c, d = (
-                query_of(scratch.table, first + min(four, members - 1)),
-                query_of(scratch.table, first + min(four + 1, members - 1)),
-                query_of(scratch.table, first + min(four + 2, members - 1)),
-                query_of(scratch.table, first + min(four + 3, members - 1)),
+                query_of(scratch.table, first + four),
+                query_of(scratch.table, min(first + four + 1, last)),
+                query_of(scratch.table, min(first + four + 2, last)),
+                query_of(scratch.table, min(first + four + 3, last)),
             )
             to = scratch.queries + 4 * (first * head_dim + four)
             for i in range(0, head_dim, LANES):
-                lay_four(a + 4 * i, b + 4 * i, c + 4 * i, d + 4 * i, to + 4 * columns * i, 4 * columns)
+                lay_four(a + 4 * i, b + 4 * i, c + 4 * i, d + 4 * i, to + 4 * members * i, 4 * members)
         first += members
 
 
@@ -93,14 +90,11 @@ def score(
         keys: address of the first unit.
         units: number of units.
         stride: bytes from a unit to the next.
-        out: address of float32[computed(members), UNIT * units].
+        out: address of float32[members, UNIT * units].
         out_stride: bytes from a row of `out` to the next.
     """
-    columns = computed(members)
     for unit in range(units):
-        for part in range(0, LINE_BYTES, 2 * LANES * WIDE):
-            at, to = keys + unit * stride + part, out + 4 * UNIT * unit + 2 * part
-            score_tile(columns, at, stride, queries, head_dim, to, out_stride)
+        score_tile(members, keys + unit * stride, stride, queries, head_dim, out + 4 * UNIT * unit, out_stride)
 
 
 @kernel
@@ -108,8 +102,7 @@ def mix(weights: int, members: int, head: KVHead, row: int, count: int, head_dim
     """Add `count` values of one unit times their weights to the sums of some pairs.
 
     Args:
-        weights: address of the first pair's weights; `score_stride()` bytes to the next pair's. Of up to three pairs
-            after the last one, weights are read too.
+        weights: address of the first pair's weights; `score_stride()` bytes to the next pair's.
         members: number of pairs, 1..TILE_PAIRS.
         head: the KV head.
         row: the first value's row in the cache.
@@ -119,11 +112,8 @@ def mix(weights: int, members: int, head: KVHead, row: int, count: int, head_dim
         stride: bytes to the next pair's.
     """
     values = value_line(head.values, row, head.stride)
-    columns = computed(members)
     for first in range(0, head_dim, UNIT):
-        for part in range(0, LINE_BYTES, 2 * LANES * WIDE):
-            at, to = values + LINE_BYTES * first + part, out + 4 * first + 2 * part
-            mix_tile(columns, members, weights, at, head.stride, count, to, stride)
+        mix_tile(members, weights, values + LINE_BYTES * first, head.stride, count, out + 4 * first, stride)
 
 
 @kernel

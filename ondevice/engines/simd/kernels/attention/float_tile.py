@@ -24,7 +24,7 @@ from numba import types
 
 from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BYTES, UNIT
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, instruction_set
-from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, emit_cases
+from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, emit_cases, keep_order
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import read_i16, read_i64, write_i16, write_i64
 from ondevice.engines.simd.kernels.isa.vector import (
@@ -46,14 +46,16 @@ from ondevice.engines.simd.kernels.isa.vector import (
 )
 from ondevice.native.functions import kernel
 
-_WIDE_REGISTERS = instruction_set().lanes == LANES
-TILE_PAIRS = 12 if _WIDE_REGISTERS else 4
-"""Most pairs of row and head in a tile. With two vectors of 16 numbers these are 24 sums, of the 32 registers of
-AVX-512; other instruction sets have registers for four pairs and one vector."""
-SIZES = range(4, TILE_PAIRS + 1, 4)
-"""Pairs of a tile for which there is code."""
-WIDE = 2 if _WIDE_REGISTERS else 1
-"""Vectors of 16 keys of a tile of scores, and of 16 numbers of a tile of values."""
+_ISA = instruction_set()
+_LANES = _ISA.lanes
+_FLOATS, _HALVES = ir.VectorType(F32, _LANES), ir.VectorType(I16, _LANES)
+SUMS, TILE_PAIRS = {16: (24, 12), 8: (12, 6), 4: (16, 4)}[_LANES]
+"""Most vectors of sums in registers at a time, of the 32 of AVX-512 and ARM or the 16 of AVX2; and most pairs of row
+and head in a tile.
+
+There is code for each number of pairs. While three pairs were computed as four, and six as eight, attention took 1.2
+times as long with one row and with two (SmolLM2, which has three heads for a KV head, after 512 tokens, AMD Zen 3).
+"""
 LINE_BYTES = 2 * UNIT
 """Bytes of a line: a number of 32 keys, or 32 numbers of a value."""
 
@@ -62,84 +64,110 @@ LINE_BYTES = 2 * UNIT
 def score_tile(
     builder: Any, pairs: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out: Any, stride: Any
 ) -> None:
-    """out[i, j] = q[i] . k[j] for 16 * WIDE keys.
+    """out[i, j] = q[i] . k[j] for the 32 keys of a unit.
 
     Args:
-        pairs: number of queries, a multiple of 4 up to TILE_PAIRS.
-        keys: address of the keys in their unit.
+        pairs: number of queries, 1..TILE_PAIRS.
+        keys: address of the unit.
         ahead: distance in bytes to the keys that are prefetched.
         queries: address of float32[head_dim, pairs].
         head_dim: a multiple of 32.
-        out: address of float32[pairs, 16 * WIDE].
+        out: address of float32[pairs, 32].
         stride: bytes from a row of `out` to the next.
     """
-    emit_cases(builder, pairs, SIZES, partial(_score, builder, keys, ahead, queries, head_dim, out, stride))
+    emit = partial(_score, builder, keys, ahead, queries, head_dim, out, stride)
+    emit_cases(builder, pairs, range(1, TILE_PAIRS + 1), emit)
 
 
 def _score(builder: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out: Any, stride: Any, pairs: int) -> None:
     line_ahead = builder.add(keys, ahead)
+    rows = [builder.add(out, builder.mul(stride, I64(pair))) for pair in range(pairs)]
+    for vectors in _passes(pairs):
 
-    def step(index: Any, sums: Vectors) -> Vectors:
-        line, numbers = element(builder, keys, index, LINE_BYTES), element(builder, queries, index, 4 * pairs)
-        prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
-        k, q = _halves(builder, line), _repeated(builder, numbers, pairs)
-        return [fused(builder, q[i // WIDE], k[i % WIDE], total) for i, total in enumerate(sums)]
+        def step(index: Any, sums: Vectors, vectors: range = vectors) -> Vectors:
+            line, numbers = element(builder, keys, index, LINE_BYTES), element(builder, queries, index, 4 * pairs)
+            if not vectors.start:
+                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
+            return _add_products(builder, _repeated(builder, numbers, pairs), line, vectors, sums)
 
-    sums = accumulate(builder, head_dim, [constant(0.0, VF32)] * (pairs * WIDE), step)
-    for i, total in enumerate(sums):
-        row = builder.add(out, builder.mul(stride, I64(i // WIDE)))
-        builder.store(total, pointer_to(builder, builder.add(row, I64(4 * LANES * (i % WIDE)))), align=4)
+        sums = accumulate(builder, head_dim, [constant(0.0, _FLOATS)] * (pairs * len(vectors)), step)
+        for total, place in zip(sums, _places(builder, rows, vectors), strict=True):
+            builder.store(total, place, align=4)
 
 
-@emits(types.void, *[types.int64] * 8)
+@emits(types.void, *[types.int64] * 7)
 def mix_tile(
-    builder: Any, pairs: Any, members: Any, weights: Any, values: Any, ahead: Any, count: Any, out: Any, stride: Any
+    builder: Any, pairs: Any, weights: Any, values: Any, ahead: Any, count: Any, out: Any, stride: Any
 ) -> None:
-    """out[i] += sum over j of weight[i, j] * value[j], in the order of j, for 16 * WIDE numbers of a value.
+    """out[i] += sum over j of weight[i, j] * value[j], in the order of j, for 32 numbers of a value.
 
     Args:
-        pairs: number of pairs that are computed, a multiple of 4 up to TILE_PAIRS.
-        members: number of pairs that are stored, 1..pairs. The weights of the others are read, whatever they are.
+        pairs: number of pairs, 1..TILE_PAIRS.
         weights: address of the first pair's float32[count]; SCORE_BYTES to the next pair's.
         values: address of these numbers of the first value; LINE_BYTES to the next value's.
         ahead: distance in bytes to the values that are prefetched.
         count: number of values, at least 1.
-        out: address of the first pair's float32[16 * WIDE].
+        out: address of the first pair's float32[32].
         stride: bytes to the next pair's.
     """
-    emit_cases(builder, pairs, SIZES, partial(_mix, builder, members, weights, values, ahead, count, out, stride))
+    emit = partial(_mix, builder, weights, values, ahead, count, out, stride)
+    emit_cases(builder, pairs, range(1, TILE_PAIRS + 1), emit)
 
 
-def _mix(
-    builder: Any,
-    members: Any,
-    weights: Any,
-    values: Any,
-    ahead: Any,
-    count: Any,
-    out: Any,
-    stride: Any,
-    pairs: int,
-) -> None:
+def _mix(builder: Any, weights: Any, values: Any, ahead: Any, count: Any, out: Any, stride: Any, pairs: int) -> None:
     line_ahead = builder.add(values, ahead)
-    last = builder.sub(members, I64(1))
-    targets = []
-    for pair in range(pairs):
-        number = builder.select(builder.icmp_signed("<", I64(pair), last), I64(pair), last)
-        row = builder.add(out, builder.mul(stride, number))
-        targets += [pointer_to(builder, builder.add(row, I64(4 * LANES * part))) for part in range(WIDE)]
+    rows = [builder.add(out, builder.mul(stride, I64(pair))) for pair in range(pairs)]
+    for vectors in _passes(pairs):
+        places = _places(builder, rows, vectors)
 
-    def step(index: Any, sums: Vectors) -> Vectors:
-        line, own = element(builder, values, index, LINE_BYTES), element(builder, weights, index, 4)
-        prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
-        v = _halves(builder, line)
-        w = [splat(builder, read(builder, own, F32, SCORE_BYTES * pair), LANES) for pair in range(pairs)]
-        return [fused(builder, w[i // WIDE], v[i % WIDE], total) for i, total in enumerate(sums)]
+        def step(index: Any, sums: Vectors, vectors: range = vectors) -> Vectors:
+            line, own = element(builder, values, index, LINE_BYTES), element(builder, weights, index, 4)
+            if not vectors.start:
+                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
+            w = [splat(builder, read(builder, own, F32, SCORE_BYTES * pair), _LANES) for pair in range(pairs)]
+            return _add_products(builder, w, line, vectors, sums)
 
-    sums = [builder.load(target, typ=VF32, align=4) for target in targets]
-    results = list(zip(accumulate(builder, count, sums, step), targets, strict=True))
-    for total, target in reversed(results):  # those of missing pairs are written first, where the last one's follow
-        builder.store(total, target, align=4)
+        sums = [builder.load(place, typ=_FLOATS, align=4) for place in places]
+        for total, place in zip(accumulate(builder, count, sums, step), places, strict=True):
+            builder.store(total, place, align=4)
+
+
+def _passes(pairs: int) -> list[range]:
+    """The vectors of a line, in passes over all lines: as many vectors at a time as have SUMS with each pair."""
+    vectors = together = UNIT // _LANES
+    while together * pairs > SUMS:
+        together //= 2
+    return [range(first, first + together) for first in range(0, vectors, together)]
+
+
+def _places(builder: Any, rows: list[Any], vectors: range) -> list[Any]:
+    """Pointers to some vectors of floats of each row, in the order of sums: vector by vector, each row by row."""
+    return [pointer_to(builder, builder.add(row, I64(4 * _LANES * vector))) for vector in vectors for row in rows]
+
+
+def _add_products(builder: Any, factors: Vectors, line: Any, vectors: range, sums: Vectors) -> Vectors:
+    """Add the products of each factor, of a row, with some vectors of a line of fp16 to `sums`: see `_places`.
+
+    The fewer ones, factors or vectors, stay in registers, and the others pass through one.
+    """
+
+    def widened(vector: int) -> Any:
+        return widen_half(builder, read(builder, line, _HALVES, 2 * _LANES * vector, align=2))
+
+    results, rows = list(sums), len(factors)
+    if rows > len(vectors):
+        numbers = [widened(vector) for vector in vectors]
+        for row, factor in enumerate(factors):
+            for at, number in zip(range(row, len(sums), rows), numbers, strict=True):
+                results[at] = fused(builder, factor, number, sums[at])
+        return results
+    for first, vector in zip(range(0, len(sums), rows), vectors, strict=True):
+        number, own = widened(vector), slice(first, first + rows)
+        done = [fused(builder, factor, number, total) for factor, total in zip(factors, sums[own], strict=True)]
+        # three pairs on AVX2: with a second vector of numbers, LLVM would move sums to the stack and back
+        full = len(sums) == SUMS and _LANES == 8
+        results[own] = keep_order(builder, done, loads=True) if full else done
+    return results
 
 
 @emits(types.void, *[types.int64] * 6)
@@ -160,21 +188,16 @@ def lay_four(builder: Any, a: Any, b: Any, c: Any, d: Any, out: Any, stride: Any
         builder.store(four, element(builder, out, I64(i), stride), align=4)
 
 
-def _halves(builder: Any, pointer: Any) -> Vectors:
-    """WIDE vectors of 16 fp16 as float32."""
-    kind = ir.VectorType(I16, LANES)
-    return [widen_half(builder, read(builder, pointer, kind, 2 * LANES * part, align=2)) for part in range(WIDE)]
-
-
 def _repeated(builder: Any, pointer: Any, count: int) -> Vectors:
     """`count` float32, each repeated in all lanes of a vector.
 
-    On x86 a load can repeat a number at no cost. On ARM an FMA can take one lane of a vector as its operand.
+    On x86 a load can repeat a number at no cost. On ARM an FMA can take one lane of a vector as its operand, so up to
+    three numbers more are read.
     """
-    if not instruction_set().by_lane:
-        return [splat(builder, read(builder, pointer, F32, 4 * i), LANES) for i in range(count)]
-    fours = [read(builder, pointer, ir.VectorType(F32, 4), 16 * i) for i in range(count // 4)]
-    return [_shuffle(builder, four, four, [lane] * LANES) for four in fours for lane in range(4)]
+    if not _ISA.by_lane:
+        return [splat(builder, read(builder, pointer, F32, 4 * i), _LANES) for i in range(count)]
+    fours = [read(builder, pointer, ir.VectorType(F32, 4), 16 * i) for i in range(-(-count // 4))]
+    return [_shuffle(builder, four, four, [lane] * _LANES) for four in fours for lane in range(4)][:count]
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:

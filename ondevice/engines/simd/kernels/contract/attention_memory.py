@@ -11,8 +11,6 @@ UNIT = 32
 """Positions of a unit of a cache. In an int8 cache, the weights of a unit's values share a scale."""
 MAX_TILE_PAIRS = 12
 """Most pairs of row and head in one product."""
-_TILE_ROWS = MAX_TILE_PAIRS + 3
-"""Rows of scores of a tile: products of an fp16 cache read weights of up to three pairs more than there are."""
 PART = 1024
 """Positions of a part. At a head_dim of 512 that is 1 MB of keys and values in int8, and 2 KB of state for each
 pair."""
@@ -44,7 +42,7 @@ class Scratch(NamedTuple):
     codes : int8[MAX_PAIRS, head_dim], quantised queries, tile by tile: see `integer_tile.score_tile`
     starts : int32[MAX_PAIRS], start values of the queries' integer sums
     query_scales : float32[MAX_PAIRS]
-    scores : _TILE_ROWS times SCORE_BYTES, float32[SCORE_BLOCK] per pair of a tile
+    scores : MAX_TILE_PAIRS times SCORE_BYTES, float32[SCORE_BLOCK] per pair of a tile
     weights : int8[SCORE_BLOCK / UNIT][tile][UNIT], quantised weights
     weight_starts : int32[SCORE_BLOCK / UNIT][tile], start values of the weights' integer sums
     weight_scales : float32[SCORE_BLOCK / UNIT][tile]
@@ -81,7 +79,7 @@ def scratch_at(address: int, head_dim: int) -> Scratch:
     starts = codes + MAX_PAIRS * head_dim
     query_scales = starts + 4 * MAX_PAIRS
     scores = query_scales + 4 * MAX_PAIRS
-    weights = scores + _TILE_ROWS * SCORE_BYTES
+    weights = scores + MAX_TILE_PAIRS * SCORE_BYTES
     weight_starts = weights + MAX_TILE_PAIRS * SCORE_BLOCK
     weight_scales = weight_starts + 4 * MAX_TILE_PAIRS * (SCORE_BLOCK // UNIT)
     tail_scores = weight_scales + 4 * MAX_TILE_PAIRS * (SCORE_BLOCK // UNIT)

@@ -57,12 +57,12 @@ def last_dots(builder: Any, total: Any, start: Any) -> Any:
     return total if total.type == start.type else builder.add(start, _add_words(builder, start.type, total))
 
 
-def keep_order(builder: Any, vectors: list[Any]) -> list[Any]:
+def keep_order(builder: Any, vectors: list[Any], *, loads: bool = False) -> list[Any]:
     """The same x86 vectors, whose values LLVM must have computed here, before what follows: an empty inline assembly
-    that reads and writes them.
+    that reads and writes them. With `loads`, later loads follow too: it may write memory.
     """
     kinds = [vector.type for vector in vectors]
-    both = ",".join(["=x"] * len(kinds) + [str(place) for place in range(len(kinds))])
+    both = ",".join(["=x"] * len(kinds) + [str(place) for place in range(len(kinds))] + ["~{memory}"] * loads)
     result = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
     made = builder.call(ir.InlineAsm(ir.FunctionType(result, kinds), "", both, side_effect=True), vectors)
     return [made] if len(kinds) == 1 else [builder.extract_value(made, place) for place in range(len(kinds))]
