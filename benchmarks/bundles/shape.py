@@ -63,7 +63,7 @@ def write_bundle(
         heads: E2B's, of every kind.
         mobile: E2B as a checkpoint that was trained quantised.
     """
-    options = ExportOptions(drafter="auto" if with_drafter else "none", quantize=quantize, head_bits=head_bits)
+    options = ExportOptions(quantize=quantize, head_bits=head_bits)
     with tempfile.TemporaryDirectory() as name, BundleWriter(out) as bundle:
         directory = Path(name)
         target = mobile_model(directory) if mobile else target_model(size, directory, layers)

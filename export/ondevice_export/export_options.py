@@ -40,17 +40,13 @@ class Formats:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of `export`.
+    """The options of `export` that decide how weights are stored.
 
     Attributes:
-        drafter: `auto`, `none`, or the drafter's directory or hub id.
-        heads: `auto`, `none` or a directory.
         quantize: weight format of the target: a name in WEIGHT_FORMATS, of which `none` is for float32 graphs, or
             `keep` for a GGUF file's own; None for `keep` where the target is a GGUF file and `int4` otherwise.
         head_bits: bits per weight of the tied token table, 4 or 8; None for 8. Ignored where `quantize` is `none`. With
             4 bits it has the format of the layers if they have 4 too.
-        revision: branch, tag or commit of the target on the hub.
-        text_only: leave out the vision and audio towers.
         calibrate: round the matrices of 4 bits by the second moments of their inputs: of a text, of which this is the
             path, or empty for the default one, or in a GGUF importance matrix; None rounds without. Tables that are
             only looked up have no such inputs.
@@ -59,12 +55,8 @@ class ExportOptions:
         chosen: the formats that follow from it, by the names of the matrices in the checkpoint.
     """
 
-    drafter: str = "auto"
-    heads: str = "auto"
     quantize: str | None = None
     head_bits: int | None = None
-    revision: str | None = None
-    text_only: bool = False
     calibrate: str | None = None
     bits_per_weight: float | None = None
     chosen: Mapping[str, WeightFormat] = field(default_factory=dict)

@@ -67,16 +67,15 @@ def export(
         source: the checkpoint's directory, GGUF file or hub id.
         out: the bundle's directory; by default a directory named after the source in `$ONDEVICE_HOME` if that is set,
             else in `bundles`. An older bundle there is replaced after the new one is complete.
-        drafter: `auto`, `none`, or a directory, GGUF file or hub id; see `ExportOptions` for this and the next four
-            arguments.
+        drafter: `auto`, `none`, or a directory, GGUF file or hub id.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
         quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files; that of
-            others is `int4`.
+            others is `int4`. See `ExportOptions` for this and the other options of formats.
         head_bits: 4 or 8, the default.
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.
-        calibrate: round to 4 bits by what a text or an importance matrix says of the inputs; see `ExportOptions`.
+        calibrate: round to 4 bits by what a text or an importance matrix says of the inputs.
         bits_per_weight: choose a format for each matrix, so that they have this number on average.
         progress: called with the number of weights written so far and in total; a text that is run counts too.
         note: called with one-line messages for the user.
@@ -90,12 +89,12 @@ def export(
         PairMismatchError: the drafter or the heads were made for another target.
         UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
-    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only, calibrate, bits_per_weight)
-    target = locate(str(source), options.revision, gguf)
+    options = ExportOptions(quantize, head_bits, calibrate, bits_per_weight)
+    target = locate(str(source), revision, gguf)
     options = options.for_target(gguf=target.file is not None)
     notes: list[str] = []  # for after the target is opened: where that fails, only the error is of interest
-    assistant = locate_drafter(options.drafter, target, notes.append)
-    trained = locate_heads(options.heads, target)
+    assistant = locate_drafter(drafter, target, notes.append)
+    trained = locate_heads(heads, target)
     place = _place(default_name(target), out)
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
@@ -109,7 +108,7 @@ def export(
             try:
                 opened_heads = stack.enter_context(open_heads(trained, opened))
             except PairMismatchError as error:
-                if options.heads != "auto":
+                if heads != "auto":
                     raise
                 note(f"no heads: {error}")
         _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
