@@ -50,10 +50,11 @@ class Scenario(NamedTuple):
 
 def load_scenarios(limit: int | None, *, as_chat: bool) -> list[Scenario]:
     """Read `limit` prompts of each scenario, or all; as messages if the bundle has a chat template."""
-    return [Scenario(name, _prompts(name, as_chat)[:limit]) for name in SCENARIOS]
+    return [Scenario(name, read_prompts(name, as_chat=as_chat)[:limit]) for name in SCENARIOS]
 
 
-def _prompts(name: str, as_chat: bool) -> tuple[Prompt, ...]:
+def read_prompts(name: str, *, as_chat: bool) -> tuple[Prompt, ...]:
+    """Read the prompts of a kind of text, whose last word is the name of their file; as messages if `as_chat`."""
     texts = (PROMPTS / f"{name.rsplit(maxsplit=1)[-1]}.txt").read_text("utf-8").split(SEPARATOR)
     if name in RAW:
         return tuple(text.rstrip("\n") for text in texts)
@@ -111,8 +112,8 @@ def run_in_turns(
     variants: Sequence[Variant],
     prompts: Sequence[Prompt],
     options: GenerationKeywords,
-    repeats: int = 1,
-    progress: Callable[[], None] = lambda: None,
+    repeats: int,
+    progress: Callable[[], None],
 ) -> Iterator[dict[Variant, Run]]:
     """Run every prompt in every variant, and all of this several times.
 
@@ -255,7 +256,7 @@ class Row:
             decode_tokens_per_s=median(speeds),
             first_token_ms=1000 * median(run.first_token_s for run in runs),
             tokens_per_round=_ratio(sum(one.new_tokens - 1 for one in stats), rounds),
-            acceptance=acceptance_by_position(runs),
+            acceptance=acceptance_by_position(stats),
             idle_rounds=_ratio(sum(one.rounds_without_draft for one in stats), rounds),
             peak_rss_bytes=max(one.peak_rss_bytes for one in stats),
             speed_ups=tuple(map(_ratio, speeds, plain_speeds)),
@@ -273,10 +274,10 @@ def _decode_speed(runs: Sequence[Run]) -> float:
     return _ratio(sum(run.stats.new_tokens - 1 for run in runs), sum(run.stats.decode_s for run in runs))
 
 
-def acceptance_by_position(runs: Sequence[Run]) -> tuple[float, ...]:
+def acceptance_by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
     """Share of the drafted tokens at position 1, 2, ... of a draft that was accepted."""
-    drafted = map(sum, zip_longest(*(run.stats.num_drafts_per_pos for run in runs), fillvalue=0))
-    accepted = map(sum, zip_longest(*(run.stats.num_accepted_tokens_per_pos for run in runs), fillvalue=0))
+    drafted = map(sum, zip_longest(*(one.num_drafts_per_pos for one in stats), fillvalue=0))
+    accepted = map(sum, zip_longest(*(one.num_accepted_tokens_per_pos for one in stats), fillvalue=0))
     return tuple(_ratio(taken, offered) for taken, offered in zip(accepted, drafted, strict=True))
 
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench.measure import (
     PLAIN,
-    PROMPTS,
-    SEPARATOR,
     Configuration,
     Run,
     Variant,
     acceptance_by_position,
     load_variant,
+    read_prompts,
     run_in_turns,
 )
 from ondevice.cli.bench.tables import acceptance_text, footer, setup, table
@@ -60,7 +59,7 @@ def run_mtp_list(args: argparse.Namespace) -> int:
         args, args.bundle[0], *(each[0] if each else None for each in (args.engine, args.threads))
     ) as model:
         if args.prompts is None:
-            prompts = load_mtp_prompts(as_chat=CHAT_TEMPLATE in model.manifest.files)[: args.limit]
+            prompts: Sequence[Prompt] = read_prompts("mtp", as_chat=CHAT_TEMPLATE in model.manifest.files)[: args.limit]
             names: Sequence[str] = NAMES[: len(prompts)]
             for prompt in prompts:
                 model.encode(prompt)
@@ -79,7 +78,7 @@ def run_mtp_list(args: argparse.Namespace) -> int:
         with ProgressBar("mtp-bench", unit="run") as bar:
             total = len(variants) * len(prompts)
             done = iter(range(1, total + 1))
-            turns = [*run_in_turns(variants, prompts, options, progress=lambda: bar.show(next(done), total))]
+            turns = [*run_in_turns(variants, prompts, options, 1, lambda: bar.show(next(done), total))]
         runs = {variant.configuration: [turn[variant] for turn in turns] for variant in variants}
         facts = setup(model.manifest, model.engine.name, model.threads)
     if args.output == "json":
@@ -91,12 +90,6 @@ def run_mtp_list(args: argparse.Namespace) -> int:
         print("\n\n".join([*shown, footer(facts, foot)]))
     texts = {tuple(run.token_ids for run in own) for own in runs.values()}
     return 0 if len(texts) == 1 else FAILED
-
-
-def load_mtp_prompts(*, as_chat: bool) -> list[Prompt]:
-    """Read the nine prompts; as a user's messages if the bundle has a chat template."""
-    texts = (PROMPTS / "mtp.txt").read_text("utf-8").split(SEPARATOR)
-    return [[{"role": "user", "content": text.strip()}] if as_chat else text.strip() + "\n\n" for text in texts]
 
 
 def mtp_report(names: Sequence[str], drafter: str, runs: Sequence[Run], plain: Sequence[Run]) -> str:
@@ -114,7 +107,7 @@ def mtp_report(names: Sequence[str], drafter: str, runs: Sequence[Run], plain: S
             str(run.stats.num_accepted_tokens),
             _rate(run.stats),
             f"{run.stats.decode_tokens_per_s:.1f}",
-            acceptance_text(acceptance_by_position([run])[:POSITIONS], POSITIONS),
+            acceptance_text(acceptance_by_position([run.stats])[:POSITIONS], POSITIONS),
         ]
         for name, run in zip(names, runs, strict=True)
     ]
@@ -140,7 +133,7 @@ def mtp_records(names: Sequence[str], configuration: Configuration, runs: Sequen
             "draft_length": configuration.length,
             **run.stats.timings(),
             "acceptance": run.stats.draft_acceptance_rate,
-            "acceptance_by_position": acceptance_by_position([run]),
+            "acceptance_by_position": acceptance_by_position([run.stats]),
             "tokens_per_round": run.stats.tokens_per_round,
         }
         for name, run in zip(names, runs, strict=True)

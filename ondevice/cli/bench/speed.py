@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ondevice import machine
 from ondevice.cli.bench.energy import energy_counters, joules_between, read_counters
-from ondevice.cli.bench.measure import PLAIN, Configuration, Run, acceptance_by_position
+from ondevice.cli.bench.measure import PLAIN, Configuration, acceptance_by_position
 from ondevice.errors import UsageError
 from ondevice.generate.drafters.simulated import SimulatedDrafter, make_luck
 from ondevice.generate.stats import Stats
@@ -124,7 +124,7 @@ class SpeedRow:
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        return acceptance_by_position([Run(each.token_ids, each.first_token_s, each.stats) for each in self.samples])
+        return acceptance_by_position([sample.stats for sample in self.samples])
 
     @property
     def peak_rss_bytes(self) -> int:

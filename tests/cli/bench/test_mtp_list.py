@@ -5,22 +5,22 @@ import json
 import pytest
 
 from ondevice.cli.bench import mtp_list
-from ondevice.cli.bench.measure import Run
-from ondevice.cli.bench.mtp_list import NAMES, load_mtp_prompts, mtp_report
+from ondevice.cli.bench.measure import Run, read_prompts
+from ondevice.cli.bench.mtp_list import NAMES, mtp_report
 from ondevice.generate.stats import Round, Stats
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Prompts that fit into the toy's context."""
-    monkeypatch.setattr(mtp_list, "load_mtp_prompts", lambda as_chat: ["abab"] * 9)
+    monkeypatch.setattr(mtp_list, "read_prompts", lambda name, as_chat: ["abab"] * 9)
 
 
 def test_there_are_nine_prompts():
-    prompts = load_mtp_prompts(as_chat=True)
+    prompts = read_prompts("mtp", as_chat=True)
     assert len(prompts) == len(NAMES) == 9
     assert len({str(prompt) for prompt in prompts}) == 9
-    for prompt, text in zip(prompts, load_mtp_prompts(as_chat=False), strict=True):
+    for prompt, text in zip(prompts, read_prompts("mtp", as_chat=False), strict=True):
         assert isinstance(text, str)
         assert prompt == [{"role": "user", "content": text.strip()}]
         assert 15 <= len(text.split()) <= 200

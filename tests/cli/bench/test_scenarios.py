@@ -19,7 +19,7 @@ NAMES = ["code completion", "code editing", "summary", "question", "chat", "tran
 @pytest.fixture
 def short(monkeypatch):
     """Prompts that fit into the toy's context."""
-    monkeypatch.setattr("ondevice.cli.bench.measure._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
+    monkeypatch.setattr("ondevice.cli.bench.measure.read_prompts", lambda name, as_chat: ("abab", "cdcdcd"))
 
 
 def row(scenario, temperature, drafter, *speed_ups):
