@@ -225,6 +225,11 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     return cast("GenerationKeywords", given)
 
 
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `ondevice.load`: the options of `MODEL_OPTIONS` that the command has."""
+    return {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
+
+
 def load_model(args: argparse.Namespace, *listeners: OnPrepare, bundle: Path | None = None) -> Model:
     """Call `ondevice.load` with the options that the command has, within `preparing`.
 
@@ -233,9 +238,8 @@ def load_model(args: argparse.Namespace, *listeners: OnPrepare, bundle: Path | N
     """
     import ondevice
 
-    options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
     with preparing(*listeners) as report:
-        return ondevice.load(bundle or args.bundle, on_prepare=report, **options)
+        return ondevice.load(bundle or args.bundle, on_prepare=report, **model_options(args))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ondevice import __version__
 from ondevice.bundle import MANIFEST, Bundle
 from ondevice.cli.batch.answers import Answer, answer, refusal
 from ondevice.cli.batch.requests import Request
-from ondevice.cli.options import MODEL_OPTIONS
+from ondevice.cli.options import model_options
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, reason
 from ondevice.machine import expanded
 
@@ -133,7 +133,7 @@ class Cluster:
         self._node_affinity = NodeAffinitySchedulingStrategy
         self._sequences = args.max_sequences
         self._bundle = (_remote_location(args.bundle), Bundle.open(args.bundle).content, __version__)
-        self._options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
+        self._options = model_options(args)
         self._stopped = False
         self._retries: deque[Request] = deque()
         try:
