@@ -45,7 +45,9 @@ from ondevice.text.media_parts import Audio, Media, media_in, take_media
 from ondevice.text.messages import ChatOptions, Message, begun_answer
 
 if TYPE_CHECKING:
+    from ondevice.bundle_format.manifest import Manifest
     from ondevice.media.prompt import MediaEncoder
+    from ondevice.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 4
 """Default number of generations that run at the same time."""
@@ -235,19 +237,21 @@ class Model:
             costs_file: keeps measured costs between processes; None keeps them in this one.
             open_draft: opens a draft bundle; None refuses draft models.
         """
-        self.manifest = bundle.manifest
+        self.manifest: Manifest = bundle.manifest
         self._bundle = bundle
         self._media: MediaEncoder | None = None
         self._media_cache_bytes = media_cache_bytes
         self.engine = engine
         self.threads = threads
         self.load_s = load_s
-        self.context_length = engine.context_length
-        self.last_stats = Stats()
+        self.context_length: int = engine.context_length
+        self.last_stats: Stats = Stats()
         """Statistics of the generation that began last."""
         self._codec = TextCodec(bundle)
-        self.tokenizer = self._codec.tokenizer
-        self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
+        self.tokenizer: Tokenizer | None = self._codec.tokenizer
+        self.defaults: GenerationDefaults = GenerationDefaults.read(
+            bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size
+        )
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
         self._compiler = Compiler(
             self.tokenizer, bundle.file(TOKENIZER), self.manifest.target.vocab_size, self._stop_ids

@@ -141,7 +141,7 @@ class PathMemory:
         swift_seconds: most seconds that `swift` may search, in total.
     """
 
-    swift_seconds = 10.0
+    swift_seconds: float = 10.0
 
     def __init__(self, bundle: Bundle) -> None:
         self._content = bundle.content

@@ -514,7 +514,7 @@ class CostsFile:
         """
         self._key = list(key)
         digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
-        self.path = directory / f"{digest[:32]}.json"
+        self.path: Path = directory / f"{digest[:32]}.json"
         self._written: float | None = None
 
     def read(self) -> KnownCosts | None:

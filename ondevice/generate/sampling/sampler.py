@@ -67,7 +67,7 @@ class Sampler:
             constraint: applied after the processors; where it leaves one token, that is chosen.
         """
         self.options = options
-        self.processors = tuple(processors)
+        self.processors: tuple[LogitsProcessor, ...] = tuple(processors)
         self.constraint = constraint
         self._suppressed, self._begins = tuple(suppressed), begins
         self._adjustments = Adjustments(options, suppressed, begins)
