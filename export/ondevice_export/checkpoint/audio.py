@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from ondevice.bundle_format.audio import (
@@ -71,14 +71,13 @@ def read_audio(
     if found is None:
         return None
     outer, fields, kind = found
-    audio = replace(
-        _ENTRIES[kind](fields),
-        begin_token_id=outer.integer("boa_token_id", 256_000, minimum=0),
-        audio_token_id=outer.integer("audio_token_id", 258_881, minimum=0),
-        end_token_id=outer.integer(
-            "eoa_token_id" if "eoa_token_id" in outer.data else "eoa_token_index", 258_883, minimum=0
-        ),
-    )
+    end = "eoa_token_id" if "eoa_token_id" in outer.data else "eoa_token_index"
+    tokens = {
+        "begin_token_id": outer.integer("boa_token_id", 256_000, minimum=0),
+        "audio_token_id": outer.integer("audio_token_id", 258_881, minimum=0),
+        "end_token_id": outer.integer(end, 258_883, minimum=0),
+    }
+    audio = _ENTRIES[kind](fields, tokens)
     if audio.layers:
         _check_processor(directory)
     shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears"))
@@ -101,7 +100,8 @@ def checkpoint_shapes(audio: AudioEntry, target: Target, *, clipped: bool) -> Sh
     return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
-def _conformer(fields: JsonFields) -> AudioEntry:
+def _conformer(fields: JsonFields, tokens: Mapping[str, int]) -> AudioEntry:
+    """A tower with layers."""
     for name, only in (("hidden_act", "silu"), ("attention_context_right", 0), ("rms_norm_eps", NORM_EPS)):
         if (value := fields.data.get(name, only)) != only:
             raise CheckpointError(f"{fields.origin}: {name} {value!r:.99} is not supported")
@@ -125,13 +125,11 @@ def _conformer(fields: JsonFields) -> AudioEntry:
         logit_cap=fields.number("attention_logit_cap", 50.0),
         residual_weight=fields.number("residual_weight", 0.5),
         norm_eps=NORM_EPS,
-        begin_token_id=0,  # this and the rest are set by `read_audio`, alike for both types
-        audio_token_id=0,
-        end_token_id=0,
+        **tokens,
     )
 
 
-def _embedder(fields: JsonFields) -> AudioEntry:
+def _embedder(fields: JsonFields, tokens: Mapping[str, int]) -> AudioEntry:
     """A tower without layers."""
     return AudioEntry(
         graph=AUDIO_GRAPH,
@@ -146,9 +144,7 @@ def _embedder(fields: JsonFields) -> AudioEntry:
         logit_cap=0.0,
         residual_weight=0.0,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        begin_token_id=0,  # this and the rest are set by `read_audio`, alike for both types
-        audio_token_id=0,
-        end_token_id=0,
+        **tokens,
     )
 
 

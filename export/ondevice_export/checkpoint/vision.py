@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import VISION, Shapes
@@ -51,14 +52,14 @@ def read_vision(
     attention = text.data.get("use_bidirectional_attention", unsaid)
     if attention not in (None, "vision"):
         raise CheckpointError(f"{text.origin}: use_bidirectional_attention {attention!r:.99} is not supported")
-    vision = replace(
-        _ENTRIES[kind](fields),
-        tokens=_default_tokens(directory),
-        begin_token_id=outer.integer("boi_token_id", 255_999, minimum=0),
-        image_token_id=outer.integer("image_token_id", 258_880, minimum=0),
-        end_token_id=outer.integer("eoi_token_id", 258_882, minimum=0),
-        bidirectional=attention == "vision",
-    )
+    common = {
+        "tokens": _default_tokens(directory),
+        "begin_token_id": outer.integer("boi_token_id", 255_999, minimum=0),
+        "image_token_id": outer.integer("image_token_id", 258_880, minimum=0),
+        "end_token_id": outer.integer("eoi_token_id", 258_882, minimum=0),
+        "bidirectional": attention == "vision",
+    }
+    vision = _ENTRIES[kind](fields, common)
     shapes = checkpoint_shapes(vision, target, clipped=fields.flag("use_clipped_linears"))
     if not has_tensors(checkpoint, "vision", TOWER, shapes, quantised=quantised):
         note("the vision tower was trained quantised, which is not supported yet: the bundle reads text only")
@@ -73,7 +74,8 @@ def checkpoint_shapes(vision: VisionEntry, target: Target, *, clipped: bool) -> 
     return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
-def _tower(fields: JsonFields) -> VisionEntry:
+def _tower(fields: JsonFields, common: Mapping[str, Any]) -> VisionEntry:
+    """A tower with layers. common : fields that are read alike for both types"""
     if fields.flag("attention_bias"):
         raise CheckpointError(f"{fields.origin}: attention_bias is not supported")
     activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")
@@ -95,14 +97,11 @@ def _tower(fields: JsonFields) -> VisionEntry:
         pool=fields.integer("pooling_kernel_size", 3),
         positions=fields.integer("position_embedding_size", 10_240),
         standardize=fields.flag("standardize"),
-        tokens=0,  # this and the rest are set by `read_vision`, alike for both types
-        begin_token_id=0,
-        image_token_id=0,
-        end_token_id=0,
+        **common,
     )
 
 
-def _embedder(fields: JsonFields) -> VisionEntry:
+def _embedder(fields: JsonFields, common: Mapping[str, Any]) -> VisionEntry:
     """A tower without layers; its patches are as large as a soft token."""
     hidden = fields.integer("mm_embed_dim", 3840)
     if (output := fields.integer("output_proj_dims", hidden)) != hidden:
@@ -120,10 +119,7 @@ def _embedder(fields: JsonFields) -> VisionEntry:
         pool=1,
         positions=fields.integer("mm_posemb_size", 1120),
         standardize=False,
-        tokens=0,  # this and the rest are set by `read_vision`, alike for both types
-        begin_token_id=0,
-        image_token_id=0,
-        end_token_id=0,
+        **common,
     )
 
 
