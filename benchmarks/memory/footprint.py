@@ -87,7 +87,7 @@ def _packed(shapes: Shapes, formats: Formats) -> int:
         by_row = "embed_tokens_per_layer" in name or (ordered and name.endswith("embed_tokens.weight"))
         if len(shape) > 1 and not by_row and not name.endswith("router.proj.weight"):
             form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
-            total += math.prod(shape) * form.stored_bits(scale_bits=16) / 8
+            total += math.prod(shape) * form.stored_bits / 8
     return int(total)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
         count, ms = len(plans[place][shape]), 1e3 * median(seconds)
         weights = shape.inputs * shape.outputs * count
         peak = 2 * weights * rows / limits.peak * 1e3 / ms
-        bandwidth = weights * shape.format.stored_bits(16) / 8 / limits.bandwidth * 1e3 / ms
+        bandwidth = weights * shape.format.stored_bits / 8 / limits.bandwidth * 1e3 / ms
         size = f"{count} x {shape.outputs} x {shape.inputs}, {shape.format.name}"
         relative = f"{ms / 1e3 / first[rows, *shape[:2]]:.2f}" if (rows, *shape[:2]) in first else ""
         lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}", relative])

@@ -86,7 +86,7 @@ def work_of(model: TargetModel) -> Work:
         lower.append(model.per_layer.projection)
     upper = [matrix for layer in model.layers[shared:] for matrix in _matrices(layer)] + [model.head]
     counts = [sum(matrix.rows * matrix.width for matrix in part) for part in (lower, upper)]
-    sizes = [sum(each.rows * each.width * each.format.stored_bits(16) / 8 for each in part) for part in (lower, upper)]
+    sizes = [sum(each.rows * each.width * each.format.stored_bits / 8 for each in part) for part in (lower, upper)]
     return Work(*counts, *sizes)
 
 

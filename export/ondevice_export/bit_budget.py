@@ -25,8 +25,6 @@ FORMATS = (INT4, INT4_TABLE, INT4_AFFINE, INT8)
 NARROW = 2
 """Number of formats with the least bits."""
 
-SCALE_BITS = 16
-
 SAMPLED_ROWS = 64
 """Rows of a matrix, evenly spread, on which its error is measured."""
 
@@ -47,17 +45,12 @@ OTHERS = 5.0
 """The same for kinds that it does not have."""
 
 
-def bits_of(form: WeightFormat) -> float:
-    """Bits per weight in memory, with its share of an fp16 scale and minimum."""
-    return form.stored_bits(SCALE_BITS)
-
-
 def check_budget(bits: float) -> None:
     """
     Raises:
         UsageError: no choice of formats has this number of bits per weight.
     """
-    least, most = bits_of(FORMATS[0]), bits_of(FORMATS[-1])
+    least, most = FORMATS[0].stored_bits, FORMATS[-1].stored_bits
     if not least <= bits <= most:
         raise UsageError(f"--bits-per-weight is {bits:g}: choose a number from {least:g} to {most:g}")
 
@@ -73,12 +66,12 @@ def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFor
         for name in shapes
     }
     levels = {name: min(range(NARROW), key=each.__getitem__) for name, each in losses.items()}
-    room = (bits - bits_of(FORMATS[0])) * sum(counts.values())
+    room = (bits - FORMATS[0].stored_bits) * sum(counts.values())
     while steps := [
         ((losses[name][level] - losses[name][wider]) / cost, name, wider, cost)
         for name, level in levels.items()
         for wider in range(level + 1, len(FORMATS))
-        if (cost := counts[name] * (bits_of(FORMATS[wider]) - bits_of(FORMATS[level]))) <= room
+        if (cost := counts[name] * (FORMATS[wider].stored_bits - FORMATS[level].stored_bits)) <= room
         and losses[name][wider] < losses[name][level]
     ]:
         _, name, wider, cost = max(steps)

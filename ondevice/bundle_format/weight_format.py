@@ -71,12 +71,10 @@ class WeightFormat:
         """Number of scales of a row of `width` weights."""
         return 0 if not self.quantised else width // self.group if self.group else 1
 
-    def stored_bits(self, scale_bits: int) -> float:
-        """Bits per weight including its share of a scale of `scale_bits` bits, and of a minimum of as many.
-
-        One scale per row counts as none.
-        """
-        return self.bits + (scale_bits * (2 if self.affine else 1) / self.group if self.group else 0)
+    @property
+    def stored_bits(self) -> float:
+        """Bits per weight in memory, with its share of an fp16 scale and minimum. One scale per row counts as none."""
+        return self.bits + (16 * (2 if self.affine else 1) / self.group if self.group else 0)
 
     def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Unpack bytes uint8[..., n] into one code per byte, uint8[..., n * 8 / bits]."""

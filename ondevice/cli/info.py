@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ondevice.engines.simd.pack_file import PackState
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
-SCALE_BITS = 16
-"""Bits of a scale or minimum in memory."""
 
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
 """Modules whose import fails where an engine's packages are missing."""
@@ -198,7 +196,7 @@ def _bits(manifest: Manifest) -> dict[str, Any] | None:
     if table is None:
         return None
     matrices = {name: tensor for name, tensor in table.tensors.items() if not is_plain(name, tensor.shape)}
-    bits = {name: tensor.weight_format.stored_bits(SCALE_BITS) for name, tensor in matrices.items()}
+    bits = {name: tensor.weight_format.stored_bits for name, tensor in matrices.items()}
     counts = {name: math.prod(tensor.shape) for name, tensor in matrices.items()}
     total = sum(bits[name] * counts[name] for name in matrices)
     return {"average": round(total / sum(counts.values()), 3), "tensors": bits}

@@ -15,7 +15,7 @@ from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
 from ondevice_export import bit_budget, export
-from ondevice_export.bit_budget import bits_of, choose_formats, kind_of
+from ondevice_export.bit_budget import choose_formats, kind_of
 from ondevice_export.checkpoint.models import TargetCheckpoint, open_target
 from ondevice_export.checkpoint.source import locate
 from tests.conftest import REFERENCE
@@ -29,7 +29,7 @@ def target() -> object:
 
 def average(target: TargetCheckpoint, chosen: dict[str, WeightFormat]) -> float:
     counts = {name: math.prod(target.shapes[name]) for name in chosen}
-    return sum(counts[name] * bits_of(form) for name, form in chosen.items()) / sum(counts.values())
+    return sum(counts[name] * form.stored_bits for name, form in chosen.items()) / sum(counts.values())
 
 
 @pytest.mark.parametrize("bits", [4.5, 4.7, 5.0, 6.0, 8.5])
@@ -106,4 +106,4 @@ def test_mistakes(tmp_path: Path, options: dict[str, object], complaint: str) ->
 
 
 def test_affine_lies_between() -> None:
-    assert bits_of(INT4) == bits_of(INT4_TABLE) < bits_of(INT4_AFFINE) < bits_of(INT8)
+    assert INT4.stored_bits == INT4_TABLE.stored_bits < INT4_AFFINE.stored_bits < INT8.stored_bits
