@@ -24,20 +24,17 @@ from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward, read
 from benchmarks.memory.footprint import footprint
 from benchmarks.peers.llama_programs import add_llama_bench, llama_bench
-from benchmarks.speed.rows import footer
+from benchmarks.speed.rows import CONTEXT, facts_of, footer
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table, versions
 from ondevice.engines.protocol import Engine
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 SIZE = "26B-A4B"
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8)
 PREFILL = 512
-CONTEXT = 64
-"""Tokens in the cache before every forward."""
 TIMES = 5
 """Verifications of the same tokens."""
 ROOM = 1 << 30
@@ -122,18 +119,8 @@ def main() -> None:
         llama = bench.seconds(VERIFY, CONTEXT, TIMES, every_logit=True)
         llama |= bench.seconds([PREFILL], CONTEXT, 1, every_logit=False)
     print(report(found, llama))
-    facts = {
-        "bundle": SIZE,
-        "processor": machine.processor_name(),
-        "threads": arguments.threads,
-        "instruction_set": instruction_set().name,
-        "bandwidth": roofline.bandwidth,
-        "peak": roofline.peak,
-        "context": CONTEXT,
-        "rounds": arguments.rounds,
-        "versions": versions(("numba", "numpy")) | peers,
-    }
-    print(f"\n{footer(facts)}")
+    packages = versions(("numba", "numpy")) | peers
+    print(f"\n{footer(facts_of(SIZE, arguments, roofline, packages))}")
 
 
 if __name__ == "__main__":

@@ -203,17 +203,8 @@ def main() -> None:
         found = compare(engines, llama, arguments.rounds, measurement)
     roofline = measurement.median()
     work = work_of(BundleModels(bundle).target)
-    facts = {
-        "bundle": bundle.manifest.name,
-        "processor": machine.processor_name(),
-        "threads": arguments.threads,
-        "instruction_set": instruction_set().name,
-        "bandwidth": roofline.bandwidth,
-        "peak": roofline.peak,
-        "context": CONTEXT,
-        "rounds": arguments.rounds,
-        "versions": versions(("onnxruntime", "numba", "numpy")) | peers,
-    }
+    packages = versions(("onnxruntime", "numba", "numpy")) | peers
+    facts = facts_of(bundle.manifest.name, arguments, roofline, packages)
     print(report(found, work, roofline))
     print(f"\n{footer(facts)}")
     if arguments.json:
@@ -222,8 +213,25 @@ def main() -> None:
         arguments.json.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
 
 
+def facts_of(
+    bundle: str, arguments: argparse.Namespace, roofline: Roofline, packages: dict[str, str]
+) -> dict[str, Any]:
+    """The bundle's name, the machine, and the conditions of the measurement."""
+    return {
+        "bundle": bundle,
+        "processor": machine.processor_name(),
+        "threads": arguments.threads,
+        "instruction_set": instruction_set().name,
+        "bandwidth": roofline.bandwidth,
+        "peak": roofline.peak,
+        "context": CONTEXT,
+        "rounds": arguments.rounds,
+        "versions": packages,
+    }
+
+
 def footer(facts: dict[str, Any]) -> str:
-    """The lines on what was measured and on which machine."""
+    """`facts_of` as two lines."""
     return (
         f"{facts['bundle']}, {facts['processor']}, {facts['threads']} threads, {facts['instruction_set']}; "
         f"{facts['bandwidth'] / 1e9:.1f} GB/s, {facts['peak'] / 1e9:.0f} GOPS; "
