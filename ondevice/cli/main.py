@@ -202,12 +202,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OndeviceError, OSError, MemoryError) as error:
         if "--debug" in words:
             raise
-        remedy = ": close other programs, or try a smaller --context-length" if isinstance(error, MemoryError) else ""
-        said = (
-            system_error(error) if type(error).__module__ == "builtins" and isinstance(error, OSError) else str(error)
-        )
-        print(f"ondevice: {one_line(said or 'not enough memory')}{remedy}", file=sys.stderr)
+        print(f"ondevice: {one_line(_message(error))}", file=sys.stderr)
         return MISTAKE
+
+
+def _message(error: OndeviceError | OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return f"{str(error) or 'not enough memory'}: close other programs, or try a smaller --context-length"
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":  # Python's, not one of ours that is both
+        return system_error(error)
+    return str(error)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:

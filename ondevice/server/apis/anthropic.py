@@ -86,7 +86,7 @@ def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
         blocks = [RequestFields({"type": "text", "text": message["content"]})]
         if not isinstance(message["content"], str):
             blocks = message.objects("content")
-        messages += _assistant_messages(blocks) if role == "assistant" else _user_messages(blocks, role)
+        messages += [_assistant_message(blocks)] if role == "assistant" else _user_messages(blocks, role)
     return after_results(messages)
 
 
@@ -122,7 +122,7 @@ def _user_messages(blocks: Sequence[RequestFields], role: str) -> list[dict[str,
     return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
 
 
-def _assistant_messages(blocks: Sequence[RequestFields]) -> list[dict[str, Any]]:
+def _assistant_message(blocks: Sequence[RequestFields]) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.kind(("text", "thinking", "redacted_thinking", "tool_use"))
@@ -139,7 +139,7 @@ def _assistant_messages(blocks: Sequence[RequestFields]) -> list[dict[str, Any]]
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    return [message]
+    return message
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
