@@ -25,7 +25,8 @@ _PATTERNS = [
 _IGNORED = ["*/*", "consolidated*.safetensors"]
 """The second is all weights once more, under the names of Mistral's own code."""
 GGUF = ".gguf"
-_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+PART = re.compile(r"(?P<name>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
+"""The name of one of the files that a large GGUF model was split into, such as `model-00001-of-00003.gguf`."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -157,8 +158,8 @@ def default_name(target: Checkout) -> str:
     directory `target`.
     """
     if target.file is not None:
-        part = _PART.fullmatch(target.file.name)
-        return part[1] if part else target.file.stem
+        part = PART.fullmatch(target.file.name)
+        return part["name"] if part else target.file.stem
     name = target.id.rsplit("/", 1)[-1]
     return target.directory.parent.name if name == "target" else name
 
@@ -172,8 +173,8 @@ def _download(source: str, revision: str | None) -> Checkout:
 
 def _download_file(source: str, revision: str | None, gguf: str) -> Checkout:
     """Download one GGUF file, or all parts of a model of which it is one."""
-    part = _PART.fullmatch(gguf)
-    directory = _snapshot(source, revision, [gguf if part is None else f"{part[1]}-*-of-{part[2]}{GGUF}"])
+    part = PART.fullmatch(gguf)
+    directory = _snapshot(source, revision, [gguf if part is None else f"{part['name']}-*-of-{part['count']}{GGUF}"])
     if not (directory / gguf).is_file():
         raise CheckpointError(f"{source} has no file {gguf}{_offered(source, revision)}")
     return Checkout((directory / gguf).parent, source, directory.name, directory / gguf)

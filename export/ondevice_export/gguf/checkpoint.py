@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +20,11 @@ from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint
+from ondevice_export.checkpoint.source import GGUF, PART
 from ondevice_export.gguf.architectures import DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
-
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 _KEPT = {
     "Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "IQ4_NL": INT4_TABLE, "IQ4_XS": INT4_TABLE, "Q5_0": INT8,
@@ -103,7 +101,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         codes = blocks.codes.reshape(stop - start, -1)
         return codes + np.uint8(form.zero - blocks.zero), blocks.scales, blocks.minimums
 
-    def write_text_files(self, directory: Path, *, tokenizer: bool = True) -> None:
+    def write_text_files(self, directory: Path, *, tokenizer: bool) -> None:
         """Write what a checkpoint of the hub has beside its weights: tokenizer and chat template.
 
         Raises:
@@ -203,13 +201,14 @@ def parts(path: Path) -> list[Path]:
     Raises:
         CheckpointError: a part is missing.
     """
-    name = _PART.fullmatch(path.name)
-    if name is None or not 1 <= int(name[3]) <= 1000:
+    part = PART.fullmatch(path.name)
+    if part is None or not 1 <= int(part["count"]) <= 1000:
         return [path]
-    found = [path.with_name(f"{name[1]}-{part:05d}-of-{name[3]}.gguf") for part in range(1, int(name[3]) + 1)]
-    for part in found:
-        if not part.is_file():
+    name, count = part["name"], part["count"]
+    found = [path.with_name(f"{name}-{number:05d}-of-{count}{GGUF}") for number in range(1, int(count) + 1)]
+    for each in found:
+        if not each.is_file():
             raise CheckpointError(
-                f"{part} is missing: a model of {len(found)} files needs all of them in one directory"
+                f"{each} is missing: a model of {len(found)} files needs all of them in one directory"
             )
     return found
