@@ -120,10 +120,10 @@ def default_threads() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def physical_cores(root: Path = Path("/")) -> int:
+def physical_cores() -> int:
     """Physical cores that this process may use, without slow ones; logical cores if the system does not say more."""
     if sys.platform == "linux":
-        return len(core_processors(root)) or 1
+        return len(core_processors()) or 1
     count = _mac_cores() if sys.platform == "darwin" else _windows_cores() if sys.platform == "win32" else None
     return count or os.cpu_count() or 1
 
@@ -135,13 +135,13 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def core_processors(root: Path = Path("/")) -> list[int]:
+def core_processors() -> list[int]:
     """Numbers of the logical processors to pin threads to, one per physical core; empty where threads are not pinned
     (anything but Linux).
     """
     if sys.platform != "linux":
         return []
-    return _one_processor_per_core(root / "sys/devices/system/cpu", os.sched_getaffinity(0))
+    return _one_processor_per_core(Path("/sys/devices/system/cpu"), os.sched_getaffinity(0))
 
 
 # Memory, in bytes.

@@ -181,7 +181,7 @@ class DraftStepCost:
     row_s: float
 
 
-def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 40) -> DraftStepCost | None:
+def measure_draft_step(engine: Engine, prompt_ids: Sequence[int]) -> DraftStepCost | None:
     """Measure the two alternately; None if the bundle has no drafter."""
     if engine.drafter is None:
         return None
@@ -189,7 +189,7 @@ def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 4
     outputs = read(engine, session, prompt_ids)
     hidden, token = outputs.hidden[0].copy(), int(outputs.logits[0].argmax())
     rows, steps = [], []
-    for _ in range(count):
+    for _ in range(40):
         rows.append(timed(partial(forward, engine, session, [token], [0])))
         steps.append(timed(partial(session.draft_step, token, hidden)))
     session.close()

@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.command import command_line, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples/desktop/headless.py"
+EXECUTABLE = "app.exe" if os.name == "nt" else "app"
 
 WITH_FREEZE_SUPPORT = f"""\
 import ondevice
@@ -42,7 +43,7 @@ VARIANTS = {
 """Modules to leave out."""
 
 
-def pyinstaller(directory: Path, left_out: Sequence[str], path: Sequence[Path] = ()) -> Path:
+def pyinstaller(directory: Path, left_out: Sequence[str], path: Sequence[Path]) -> Path:
     """Freeze the example with PyInstaller, whose hook is in the wheel; returns the executable.
 
     Args:
@@ -52,10 +53,10 @@ def pyinstaller(directory: Path, left_out: Sequence[str], path: Sequence[Path] =
     words = ["--log-level=ERROR", *(word for name in left_out for word in ("--exclude-module", name))]
     words += [f"--{kind}path={directory / kind}" for kind in ("dist", "work", "spec")]
     _run(["PyInstaller", "--name=app", "--onedir", *words, str(EXAMPLE)], directory, path)
-    return directory / "dist/app" / _executable("app")
+    return directory / "dist/app" / EXECUTABLE
 
 
-def cx_freeze(directory: Path, left_out: Sequence[str], path: Sequence[Path] = ()) -> Path:
+def cx_freeze(directory: Path, left_out: Sequence[str], path: Sequence[Path]) -> Path:
     """The same with cx_Freeze.
 
     It is told to take the whole package, as it does not see what is imported when first used, but for command line and
@@ -67,7 +68,7 @@ def cx_freeze(directory: Path, left_out: Sequence[str], path: Sequence[Path] = (
     words = [f"--script={script}", "--target-name=app", "build_exe", "--packages=ondevice", "--silent-level=3"]
     words += [f"--excludes={','.join(left_out)}", f"--build-exe={directory / 'app'}"]
     _run(["cx_Freeze", *words], directory, [*path, EXAMPLE.parent])
-    return directory / "app" / _executable("app")
+    return directory / "app" / EXECUTABLE
 
 
 Freezer = Callable[[Path, Sequence[str], Sequence[Path]], Path]
@@ -80,10 +81,6 @@ def _run(words: Sequence[str], directory: Path, path: Sequence[Path]) -> None:
     subprocess.run(
         [sys.executable, "-m", *words], check=True, env=environment, cwd=directory, stdout=subprocess.DEVNULL
     )
-
-
-def _executable(name: str) -> str:
-    return f"{name}.exe" if os.name == "nt" else name
 
 
 def start(app: Path, bundle: Path, home: Path, cache: Path) -> subprocess.CompletedProcess[str]:

@@ -129,7 +129,7 @@ def acceptance(pair: Pair, prompts: Tensor, temperature: float, *, coupled: bool
     }
 
 
-def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None = None) -> Tensor:
+def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None) -> Tensor:
     """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS].
 
     noise : float32[B, T, V] by the position of the drawn token; None for the likeliest tokens

@@ -48,7 +48,7 @@ class ClippedLinears:
             return linear(self._builder, x, self._weights.matrix(name, FLOAT32, rows=rows))
         if x not in self._quantised:
             self._quantised[x] = row_codes(self._builder, x)
-        return linear_of_codes(self._builder, *self._quantised[x], self._weights.transposed(name, rows=rows))
+        return linear_of_codes(self._builder, *self._quantised[x], self._weights.transposed(name, rows))
 
     def _clip(self, module: Module, x: ir.Value, name: str) -> ir.Value:
         """`x` within the range of this name; unchanged where the checkpoint has none."""

@@ -163,7 +163,7 @@ class Weights:
         self._list(name, stored.tensor(shape))
         return stored
 
-    def transposed(self, name: str, rows: RowReader | None = None) -> StoredMatrix:
+    def transposed(self, name: str, rows: RowReader | None) -> StoredMatrix:
         """Store a matrix as `MatrixWriter.add_transposed` does; `rows` as for `matrix`."""
         source = self.full_name(name)
         count, width = self.checkpoint.shape(source)

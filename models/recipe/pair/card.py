@@ -119,7 +119,6 @@ def write_card(directory: Path) -> None:
         top_k=drafter["centroid_intermediate_top_k"],
         candidates=drafter["centroid_intermediate_top_k"] * target["vocab_size"] // drafter["num_centroids"],
         vocabulary=target["vocab_size"],
-        context=target["max_position_embeddings"],
         training=training_table(figures["training"]),
         loss=figures["held_out"]["loss"],
         bits=figures["held_out"]["bits_per_byte"],
