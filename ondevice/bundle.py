@@ -29,6 +29,9 @@ TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.j
 RESPONSE_TEMPLATE = "response_template.json"
 """How a reply is divided into thoughts, tool calls and answer; transformers keeps this in `tokenizer_config.json`."""
 
+SKIPPED_LAYERS = "skipped-layers.json"
+"""The result of `ondevice tune`, which the manifest does not list."""
+
 PIECE = 1 << 20
 """Bytes that `sha256` reads at a time."""
 

@@ -1,7 +1,7 @@
 """`ondevice tune`: finds the attention and MLP blocks that drafts of the model itself can leave out on this machine.
 
 `Tuning.run` searches over the model's own replies to some prompts (`generate.drafters.skip_search`) and writes what it
-found next to the bundle, where the `self` drafter reads it.
+found into the bundle's directory, where the `self` drafter reads it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from ondevice.bundle import EXPORTS, MANIFEST, Bundle, model_home
+from ondevice.bundle import EXPORTS, MANIFEST, SKIPPED_LAYERS, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_bundle_argument, add_count, preparing
 from ondevice.cli.origins import note_origin
@@ -160,10 +160,10 @@ def _directory(name: str) -> Path:
     if not (path / MANIFEST).is_file():
         raise BundleNotFoundError(name, f"no {MANIFEST} in it" if path.is_dir() else "no such directory")
     try:
-        listed = {MANIFEST, *json.loads((path / MANIFEST).read_text("utf-8"))["files"]}
+        listed = {*json.loads((path / MANIFEST).read_text("utf-8"))["files"]}
     except (ValueError, LookupError, TypeError, RecursionError):
-        listed = {MANIFEST}
-    others = sorted(each.name for each in path.iterdir() if each.name not in listed)
+        listed = set()
+    others = sorted(each.name for each in path.iterdir() if each.name not in {MANIFEST, SKIPPED_LAYERS, *listed})
     if others:
         raise UsageError(f"{name} has files that its {MANIFEST} does not list ({others[0]}): remove it with your shell")
     return path if path.is_symlink() else path.resolve()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ondevice import machine
-from ondevice.bundle import Bundle
+from ondevice.bundle import SKIPPED_LAYERS, Bundle
 from ondevice.bundle_format.model_config import Target
 from ondevice.errors import UsageError
 from ondevice.files import make_cache_directory, replace_json, trusted
@@ -66,7 +66,6 @@ WHOLE = LayerPath()
 """All layers, the final norm and the head."""
 
 SCHEMA = 1
-FILE = "skipped-layers.json"
 MAX_BYTES = 1 << 22
 """Largest file of skips that is read, in bytes."""
 MAX_RECORDED = 8
@@ -146,7 +145,7 @@ class PathMemory:
     def __init__(self, bundle: Bundle) -> None:
         self._content = bundle.content
         self._target = bundle.manifest.target
-        self._in_bundle = bundle.path / FILE
+        self._in_bundle = bundle.path / SKIPPED_LAYERS
         self._read: dict[Path, SkipRecord] = {}
 
     @property

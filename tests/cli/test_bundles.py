@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ondevice.bundle import MANIFEST, Bundle
+from ondevice.bundle import MANIFEST, SKIPPED_LAYERS, Bundle
 from ondevice.cli.main import main
 from ondevice.cli.terminal.style import age, size
 from ondevice.model import load
@@ -147,6 +147,12 @@ def test_a_path_is_removed(run, home, tmp_path, name):
         write_bundle(tmp_path / "bundles" / each)
     assert run("remove", name.format(tmp_path), "--yes") == (0, "", "")
     assert sorted(path.name for path in (tmp_path / "bundles").iterdir()) == ["other"]
+
+
+def test_a_tuned_bundle_is_removed(run, home, tmp_path):
+    (write_bundle(tmp_path / "bundles" / "small") / SKIPPED_LAYERS).touch()
+    assert run("remove", "bundles/small", "--yes") == (0, "", "")
+    assert not (tmp_path / "bundles" / "small").exists()
 
 
 @pytest.mark.parametrize("manifest", [None, "{}", "[", "[1]", '{"files": 1}', '{"files": {"unlisted": {}}}'])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ondevice.bundle import SKIPPED_LAYERS
 from ondevice.cli.main import main
-from ondevice.engines.layer_path import FILE, SkipRecord
+from ondevice.engines.layer_path import SkipRecord
 from ondevice.generate.drafters.skip_search import SkipSearch
 
 
@@ -27,13 +28,13 @@ def test_a_search_continues(bundle: Path, capsys: pytest.CaptureFixture[str]) ->
     captured = capsys.readouterr()
     first = json.loads(captured.out)
     assert first["tried"] > 0
-    assert first["file"] == str(bundle / FILE)
+    assert first["file"] == str(bundle / SKIPPED_LAYERS)
     assert "run it again to continue" in captured.err or first["finished"]
     assert tune(bundle, "--seconds", "120") == 0
     captured = capsys.readouterr()
     assert "search complete" in captured.out
     assert "predicted" in captured.out
-    assert len(json.loads((bundle / FILE).read_text())["tried"]) >= first["tried"]
+    assert len(json.loads((bundle / SKIPPED_LAYERS).read_text())["tried"]) >= first["tried"]
     assert main(["info", str(bundle), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["drafts_without"]["predicted_speed_up"] > 0
 
@@ -52,7 +53,7 @@ def test_ctrl_c_keeps_the_best_so_far(
     monkeypatch.setattr(SkipSearch, "record", interrupted)
     assert tune(bundle, "--json") == 130
     assert json.loads(capsys.readouterr().out)["tried"] == 8
-    assert len(json.loads((bundle / FILE).read_text())["tried"]) >= 8
+    assert len(json.loads((bundle / SKIPPED_LAYERS).read_text())["tried"]) >= 8
 
 
 @pytest.mark.parametrize(

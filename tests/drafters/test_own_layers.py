@@ -14,8 +14,8 @@ import pytest
 
 import ondevice
 from ondevice import Model, Reply, UsageError
-from ondevice.bundle import Bundle
-from ondevice.engines.layer_path import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
+from ondevice.bundle import SKIPPED_LAYERS, Bundle
+from ondevice.engines.layer_path import PathMemory, SkipRecord, Skips, free_sub_layers
 from ondevice.engines.protocol import KVCacheType
 from ondevice.generate.drafters import registry, self_speculative
 from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, NextLogits, SwiftDrafter
@@ -72,7 +72,7 @@ def directories(
 def directory(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Path]:
     path = directories[request.param]
     yield path
-    (path / FILE).unlink(missing_ok=True)
+    (path / SKIPPED_LAYERS).unlink(missing_ok=True)
 
 
 def remember(model: Model, skips: Skips, speed_up: float = 1.5) -> None:
@@ -124,7 +124,7 @@ def test_it_is_right_where_nothing_is_missing(directories: dict[str, Path]) -> N
             reply = model.generate("class Stack:\n    def push(self, item):\n", drafter="self", **options, **CONSTANT)
             assert reply.stats.accepted > 0.5 * reply.stats.drafted > 10
         finally:
-            (directories["reference"] / FILE).unlink()
+            (directories["reference"] / SKIPPED_LAYERS).unlink()
 
 
 @two_bundles
@@ -157,7 +157,7 @@ def test_to_the_end_of_the_context_and_from_a_kept_prefix(directories: dict[str,
                 assert (reply.token_ids, reply.finish_reason) == (plain.token_ids, plain.finish_reason)
             assert reply.stats.cached_tokens > 0
         finally:
-            (directories["e2b"] / FILE).unlink()
+            (directories["e2b"] / SKIPPED_LAYERS).unlink()
 
 
 @pytest.fixture
@@ -269,10 +269,10 @@ def test_ort_says_why_it_cannot(reference_bundle: Path) -> None:
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"schema": 2}', "x" * 100])
 def test_a_damaged_record_is_none(directories: dict[str, Path], damage: str) -> None:
     bundle = Bundle.open(directories["e2b"])
-    (directories["e2b"] / FILE).write_text(damage)
+    (directories["e2b"] / SKIPPED_LAYERS).write_text(damage)
     memory = PathMemory(bundle)
     assert memory.read(memory.tuned_files) is None
-    (directories["e2b"] / FILE).unlink()
+    (directories["e2b"] / SKIPPED_LAYERS).unlink()
 
 
 @pytest.mark.parametrize("name", ["speed_up", "draft_share"])
@@ -291,17 +291,17 @@ def test_a_record_of_another_bundle_is_none(directories: dict[str, Path]) -> Non
     of = {name: PathMemory(Bundle.open(directories[name])) for name in ("e2b", "e4b")}
     free = frozenset(free_sub_layers(Bundle.open(directories["e2b"]).manifest.target)[:1])
     path = of["e2b"].write(of["e2b"].tuned_files, SkipRecord(free, 1.5, 0.5, "here", {free: (0.5,)}))
-    shutil.copy(path, directories["e4b"] / FILE)
+    shutil.copy(path, directories["e4b"] / SKIPPED_LAYERS)
     assert of["e4b"].read(of["e4b"].tuned_files) is None
     for name in ("e2b", "e4b"):
-        (directories[name] / FILE).unlink()
+        (directories[name] / SKIPPED_LAYERS).unlink()
 
 
 def test_where_a_bundle_cannot_be_written_to(directories: dict[str, Path], tmp_path: Path) -> None:
     """The cache directory has what was found."""
     bundle = Bundle.open(directories["e2b"])
     memory = PathMemory(bundle)
-    memory._in_bundle = tmp_path / "file" / FILE
+    memory._in_bundle = tmp_path / "file" / SKIPPED_LAYERS
     (tmp_path / "file").write_text("no directory")
     free = frozenset(free_sub_layers(bundle.manifest.target)[:1])
     path = memory.write(memory.tuned_files, SkipRecord(free, 1.5, 0.5, "here", {free: (0.5,)}))
