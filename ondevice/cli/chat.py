@@ -260,7 +260,7 @@ class Conversation:
             try:
                 read_list(path, "list of messages", dict)
             except PromptError as error:
-                raise UsageError(f"{path} is not a conversation and is not overwritten") from error
+                raise UsageError(f"{path} is not a conversation and is not overwritten: name another file") from error
         with replacing(path) as file:
             file.write(f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode())
 

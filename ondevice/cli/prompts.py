@@ -195,7 +195,9 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> list[Prompt]:
             continue
         prompts.append(prompt)
     if not prompts:
-        raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
+        raise PromptError(
+            f"no prompt fits into the context of {model.context_length} tokens: name shorter ones with --prompts"
+        )
     if len(prompts) < len(wanted):
         print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
     return prompts

@@ -185,7 +185,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
         lines = read_text(Path(args.api_key_file)).splitlines()
         key = lines[0].strip() if lines else ""
     if key is not None and not key:
-        raise UsageError("the API key is empty")
+        raise UsageError("the API key is empty: give one, or leave --api-key and --api-key-file out")
     return key
 
 

@@ -240,7 +240,7 @@ class Sound:
         if frames == UNKNOWN:
             raise PromptError(f"{self._name} does not say how long it is: convert it to WAV")
         if frames > MAX_SECONDS * rate:
-            raise PromptError(f"{self._name} is longer than {MAX_SECONDS // 60} minutes")
+            raise PromptError(f"{self._name} is longer than {MAX_SECONDS // 60} minutes: cut it")
 
 
 class ArrayOfSamples:

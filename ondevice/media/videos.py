@@ -123,7 +123,7 @@ class Frames:
                 raise PromptError(f"{self._name} cannot be read: {unreadable(path, 'no such file')}")
             source = str(path.absolute())
         elif len(source) > MAX_BYTES:
-            raise PromptError(f"{self._name} has more than {MAX_BYTES >> 20} MB")
+            raise PromptError(f"{self._name} has more than {MAX_BYTES >> 20} MB: pass its path")
         else:
             source, protocols = BytesIO(source), "none"
         try:

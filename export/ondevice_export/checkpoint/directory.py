@@ -217,7 +217,7 @@ def _shards(directory: Path) -> list[Path]:
                 f"{directory} holds pickled weights ({pattern}), which can run code when opened: "
                 "convert them to safetensors first"
             )
-    raise CheckpointError(f"{directory} holds no *.safetensors file")
+    raise CheckpointError(f"{directory} holds no *.safetensors file: it is no checkpoint, or an incomplete one")
 
 
 def _indexed(directory: Path, index: Path) -> list[Path]:

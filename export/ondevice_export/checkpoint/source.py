@@ -211,10 +211,14 @@ def _snapshot(source: str, revision: str | None, patterns: list[str], ignored: l
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(f"{source} has no revision {revision!r}") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise _AbsentError(f"{source} is no directory here and no repository you can read on the hub") from error
+        raise _AbsentError(
+            f"{source} is no directory here and no repository you can read on the hub: check its name, and "
+            "`hf auth login` if it is private"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         raise _AbsentError(
-            f"{source} is neither a directory nor in the local cache, and the hub is out of reach"
+            f"{source} is neither a directory nor in the local cache, and the hub is out of reach: connect, or name a "
+            "directory or a GGUF file"
         ) from error
     except (errors.HfHubHTTPError, ConnectionError, ImportError) as error:  # the last without support for a proxy
         raise CheckpointError(f"{source} could not be downloaded: {reason(error)}") from error

@@ -266,7 +266,7 @@ class _Bench:
 def text_ids(model: Model, count: int) -> list[int]:
     """Token ids of a text, pages of this project; where it is too short, some of its tokens in random order before."""
     if model.tokenizer is None:
-        raise UsageError("this bundle has no tokenizer, and the tests need a text")
+        raise UsageError("this bundle has no tokenizer, and the tests need a text: name one with a tokenizer")
     from ondevice.quality import TEXT  # the help of `bench` needs no tokenizer
 
     begin = [] if model.manifest.first_token_id is None else [model.manifest.first_token_id]

@@ -221,7 +221,7 @@ def test_text_is_as_long_as_it_must_be(bundle):
 def test_a_bundle_without_tokenizer_has_no_text(run, tmp_path):
     code, _, err = run("bench", write_bundle(tmp_path / "bare", tokenizer=False), "-p", 4, "-n", 0)
     assert code == 2
-    assert err == "ondevice: this bundle has no tokenizer, and the tests need a text\n"
+    assert err == "ondevice: this bundle has no tokenizer, and the tests need a text: name one with a tokenizer\n"
 
 
 @pytest.mark.parametrize(
