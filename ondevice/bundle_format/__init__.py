@@ -9,6 +9,6 @@ first: all of `bundle.json`.
     tensor_table   name, shape, format and place of every tensor, checked against the configuration
     weight_format  bits, block length and bytes of quantised matrices
     graph_io       names and meaning of the inputs and outputs of the ONNX graphs
-    checks         the errors of fields that are out of range
     interfaces     their types and shapes, as they follow from the configuration
+    checks         the errors of fields that are out of range
 """
