@@ -98,10 +98,8 @@ class DrafterGraph:
 
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Score all V tokens: candidates [V], logits [V]."""
-        builder, size = self._builder, self._target.vocab_size
-        head = self._weights.matrix(DRAFTER_EMBEDDING, self._weights.formats.head)
-        zero, end, one = (builder.constant(np.array(value, np.int64)) for value in (0, size, 1))
-        return builder.op("Range", zero, end, one), builder.reshape(linear(builder, hidden, head), -1)
+        builder, head = self._builder, self._weights.matrix(DRAFTER_EMBEDDING, self._weights.formats.head)
+        return builder.indices(self._target.vocab_size), builder.reshape(linear(builder, hidden, head), -1)
 
     def _centroid_head(self, hidden: ir.Value, shortlist: ShortlistEntry) -> tuple[ir.Value, ir.Value]:
         """Score the C tokens of the best clusters: candidates [C], logits [C] (Gemma4AssistantMaskedEmbedder).
@@ -109,8 +107,8 @@ class DrafterGraph:
         The head's rows are stored in cluster order, so a cluster is one entry of a table of V / per_cluster entries.
         """
         builder, module, weights = self._builder, self._module, self._weights
-        per_cluster = self._target.vocab_size // shortlist.clusters
-        ordering = weights.ordering(DRAFTER_ORDERING, self._target.vocab_size)
+        size = self._target.vocab_size
+        per_cluster, ordering = size // shortlist.clusters, weights.token_ids(DRAFTER_ORDERING, size, size)
 
         def ordered_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
             return weights.checkpoint.picked_rows(DRAFTER_EMBEDDING, ordering[start:stop])

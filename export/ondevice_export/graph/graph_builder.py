@@ -86,6 +86,11 @@ class GraphBuilder:
         """A constant int64 vector, for shapes and axes."""
         return self.constant(np.array(values, np.int64))
 
+    def indices(self, count: int) -> ir.Value:
+        """0 to `count` - 1, int64[count]."""
+        zero, end, one = (self.constant(np.array(value, np.int64)) for value in (0, count, 1))
+        return self.op("Range", zero, end, one)
+
     def external(self, name: str, region: Region, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
         """An initialiser whose data is a region of an external data file."""
         return self._initializer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
@@ -50,32 +49,27 @@ class HeadsGraph:
 
     def _medusa(self) -> ir.Value:
         """`x + silu(W[j] x)` (Medusa's ResBlock): [1, H] -> [k, H]."""
-        return self._residual(
-            self._hidden, self._builder.silu(self._rows(self._module.linear(self._hidden, "medusa.blocks")))
-        )
+        steps = self._rows(self._module.linear(self._hidden, "medusa.blocks"))
+        return self._builder.op("Add", self._hidden, self._builder.silu(steps))
 
     def _blockwise(self) -> ir.Value:
         """`norm(x + V[j] relu(U x))`: [1, H] -> [k, H]."""
         inner = self._builder.op("Relu", self._module.linear(self._hidden, "blockwise.inner"))
         steps = self._rows(self._module.linear(inner, "blockwise.outer"))
-        return self._module.norm(self._residual(self._hidden, steps), "blockwise.norm")
+        return self._module.norm(self._builder.op("Add", self._hidden, steps), "blockwise.norm")
 
     def _exit(self) -> ir.Value:
         """`x + silu(W x)` of `x = norm(hidden)`: [1, H] -> [1, H]."""
         entry = self._module.norm(self._hidden, "exit.norm")
-        return self._residual(entry, self._builder.silu(self._module.linear(entry, "exit.block")))
+        return self._builder.op("Add", entry, self._builder.silu(self._module.linear(entry, "exit.block")))
 
     def _rows(self, steps: ir.Value) -> ir.Value:
         return self._builder.reshape(steps, self._heads.offsets, self._target.hidden_size)
 
-    def _residual(self, x: ir.Value, steps: ir.Value) -> ir.Value:
-        return self._builder.op("Add", x, steps)
-
     def _whole(self, states: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Score all V tokens: candidates [k, V], logits [k, V]."""
         builder, size = self._builder, self._target.vocab_size
-        zero, end, one = (builder.constant(np.array(value, np.int64)) for value in (0, size, 1))
-        ids = builder.op("Expand", builder.op("Range", zero, end, one), builder.integers(self._heads.offsets, size))
+        ids = builder.op("Expand", builder.indices(size), builder.integers(self._heads.offsets, size))
         return ids, linear(builder, states, self._table)
 
     def _shortlisted(self, states: ir.Value, shortlist: ShortlistEntry) -> tuple[ir.Value, ir.Value]:
@@ -88,7 +82,8 @@ class HeadsGraph:
         per_cluster, count = size // shortlist.clusters, self._heads.candidates
         scores = linear(builder, states, self._module.matrix(CENTROIDS))
         best = builder.ops("TopK", scores, builder.integers(shortlist.top), axis=-1, outputs=2)[1]
-        ids = self._module.array(ORDERING, self._weights.ordering(ORDERING, size), (shortlist.clusters, per_cluster))
+        ordering = self._weights.token_ids(ORDERING, size, size)
+        ids = self._module.array(ORDERING, ordering, (shortlist.clusters, per_cluster))
         candidates = builder.reshape(builder.op("Gather", ids, best, axis=0), self._heads.offsets, count)
         rows = gather(builder, self._table, candidates)
         column = builder.op("Unsqueeze", states, builder.integers(2))

@@ -89,10 +89,6 @@ class Weights:
         """Read a small tensor as float32."""
         return self._source.read(name)
 
-    def ordering(self, name: str, size: int) -> npt.NDArray[np.int64]:
-        """Read the ids of `size` tokens in the order of their clusters; CheckpointError unless each occurs once."""
-        return self.token_ids(name, size, size)
-
     def token_ids(self, name: str, count: int, vocab_size: int) -> npt.NDArray[np.int64]:
         """Read the ids of `count` tokens; CheckpointError unless all differ and are below `vocab_size`."""
         ids = self.checkpoint.integers(name)
