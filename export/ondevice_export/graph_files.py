@@ -85,7 +85,7 @@ class GraphFiles:
         interface, formats = vision_interface(vision, target.config), self._options.tower_formats
         with self._graph(vision.graph, interface, _of_towers(target), formats) as (builder, weights):
             if vision.layers:
-                VisionGraph(builder, vision, target.config, weights).build()
+                VisionGraph(builder, vision, weights).build()
             else:
                 build_patch_embedder(builder, vision, weights)
 
@@ -94,7 +94,7 @@ class GraphFiles:
         interface, formats = audio_interface(audio, target.config), self._options.tower_formats
         with self._graph(audio.graph, interface, _of_towers(target), formats) as (builder, weights):
             if audio.layers:
-                AudioGraph(builder, audio, target.config, weights).build()
+                AudioGraph(builder, audio, weights).build()
             else:
                 build_sample_embedder(builder, audio, weights)
 

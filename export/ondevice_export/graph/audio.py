@@ -22,10 +22,9 @@ from ondevice.bundle_format.audio import (
     convolution_prefix,
     layer_prefix,
 )
-from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice_export.checkpoint.audio import PER_DIM_SCALE, RELATIVE
-from ondevice_export.graph.clipped_linear import ClippedLinears
+from ondevice_export.graph.clipped_linear import ClippedLinears, projected
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.graph.weights import Module, Weights
@@ -48,8 +47,8 @@ class AudioGraph:
     come last and change nothing.
     """
 
-    def __init__(self, builder: GraphBuilder, config: AudioEntry, target: Target, weights: Weights) -> None:
-        self._builder, self._config, self._target, self._weights = builder, config, target, weights
+    def __init__(self, builder: GraphBuilder, config: AudioEntry, weights: Weights) -> None:
+        self._builder, self._config, self._weights = builder, config, weights
         self._module = Module(builder, config, weights)
         self._linears = ClippedLinears(builder, weights)
         self._sound = builder.inputs[graph_io.SOUND]
@@ -220,5 +219,4 @@ class AudioGraph:
         builder = self._builder
         rows = linear(builder, hidden, self._weights.matrix(OUTPUT, FLOAT32))
         rows = builder.op("Add", rows, self._module.vector(OUTPUT_BIAS))
-        unit = builder.constant(np.ones(self._config.output_size, np.float32))
-        return linear(builder, self._module.rms_norm(rows, unit), self._weights.matrix(PROJECTION, FLOAT32))
+        return projected(self._module, rows, PROJECTION, self._config.output_size)

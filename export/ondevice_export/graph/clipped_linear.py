@@ -1,4 +1,4 @@
-"""The linear layers of towers: inputs and outputs are limited to ranges, and weights are float32 or int8."""
+"""The linear layers of towers, whose inputs and outputs are limited to ranges, and the projection of their rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from ondevice.errors import CheckpointError
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear, linear_of_codes, row_codes
 from ondevice_export.graph.weights import Module, Weights
+
+
+def projected(module: Module, rows: ir.Value, name: str, width: int) -> ir.Value:
+    """`projection(norm(rows))`, the norm without a weight: [S, width] -> [S, H] (Gemma4MultimodalEmbedder)."""
+    unit = module.builder.constant(np.ones(width, np.float32))
+    return linear(module.builder, module.rms_norm(rows, unit), module.weights.matrix(name, FLOAT32))
 
 
 class ClippedLinears:

@@ -9,6 +9,7 @@ from ondevice.bundle_format import audio, graph_io, vision
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.vision import EMBEDDER, VisionEntry
 from ondevice.bundle_format.weight_format import FLOAT32
+from ondevice_export.graph.clipped_linear import projected
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module, Weights
@@ -28,20 +29,14 @@ def build_patch_embedder(builder: GraphBuilder, config: VisionEntry, weights: We
     of_row = builder.op("Add", builder.op("Mul", row, two), one)
     x = builder.op("Add", x, gather(builder, table, builder.op("Mul", column, two)))
     x = _norm(module, builder.op("Add", x, gather(builder, table, of_row)), "pos_norm")
-    _project(module, x, vision.PROJECTION, config.hidden_size)
+    builder.output(graph_io.SOFT_ROWS, projected(module, x, vision.PROJECTION, config.hidden_size))
 
 
 def build_sample_embedder(builder: GraphBuilder, config: AudioEntry, weights: Weights) -> None:
     """Add all nodes from frames of samples to soft rows: [S, B] -> [S, H] (Gemma4UnifiedMultimodalEmbedder)."""
     module = Module(builder, config, weights)
-    _project(module, builder.inputs[graph_io.SOUND], audio.PROJECTION, config.output_size)
-
-
-def _project(module: Module, x: ir.Value, name: str, width: int) -> None:
-    """`projection(norm(x))`, the norm without a weight, is the graph's output."""
-    unit = module.builder.constant(np.ones(width, np.float32))
-    rows = linear(module.builder, module.rms_norm(x, unit), module.weights.matrix(name, FLOAT32))
-    module.builder.output(graph_io.SOFT_ROWS, rows)
+    rows = projected(module, builder.inputs[graph_io.SOUND], audio.PROJECTION, config.output_size)
+    builder.output(graph_io.SOFT_ROWS, rows)
 
 
 def _norm(module: Module, x: ir.Value, name: str) -> ir.Value:

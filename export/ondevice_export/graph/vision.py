@@ -9,10 +9,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.vision import PATCHES, POSITIONS, PROJECTION, STANDARDIZE, VisionEntry, layer_prefix
 from ondevice.bundle_format.weight_format import FLOAT32
-from ondevice_export.graph.clipped_linear import ClippedLinears
+from ondevice_export.graph.clipped_linear import ClippedLinears, projected
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
 from ondevice_export.graph.layer import activated
 from ondevice_export.graph.matrix import gather, linear
@@ -26,8 +25,8 @@ class VisionGraph:
     they come in that of the soft tokens which they make: pooling is then the mean of neighbouring rows.
     """
 
-    def __init__(self, builder: GraphBuilder, config: VisionEntry, target: Target, weights: Weights) -> None:
-        self._builder, self._config, self._target, self._weights = builder, config, target, weights
+    def __init__(self, builder: GraphBuilder, config: VisionEntry, weights: Weights) -> None:
+        self._builder, self._config, self._weights = builder, config, weights
         self._module = Module(builder, config, weights)
         self._linears = ClippedLinears(builder, weights)
         self._patches = builder.inputs[graph_io.PATCHES]
@@ -42,7 +41,7 @@ class VisionGraph:
             with builder.scope(f"layers.{index}"):
                 hidden = self._layer(self._module.at(layer_prefix(index)), hidden, angles)
         with builder.scope("pool"):
-            rows = self._project(self._pool(hidden))
+            rows = projected(self._module, self._pool(hidden), PROJECTION, config.hidden_size)
         builder.output(graph_io.SOFT_ROWS, rows)
 
     def _embed(self) -> ir.Value:
@@ -122,11 +121,6 @@ class VisionGraph:
             shift, scale = (self._module.vector(name) for name in STANDARDIZE)
             rows = builder.op("Mul", builder.op("Sub", rows, shift), scale)
         return rows
-
-    def _project(self, rows: ir.Value) -> ir.Value:
-        """`projection(norm(rows))`, the norm without a weight: [S, D] -> [S, H] (Gemma4MultimodalEmbedder)."""
-        unit = self._builder.constant(np.ones(self._config.hidden_size, np.float32))
-        return linear(self._builder, self._module.rms_norm(rows, unit), self._weights.matrix(PROJECTION, FLOAT32))
 
 
 def turned_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
