@@ -113,6 +113,8 @@ class Tuning:
             tokens = list(reply.token_ids)[: session.max_rows()]
             if len(tokens) >= MIN_SAMPLE_TOKENS:
                 samples.append(SkipSample(engine, session, tokens))
+            else:
+                session.close()
         if not samples:
             raise UsageError(
                 f"no reply has {MIN_SAMPLE_TOKENS} tokens to compare drafts with: give other prompts with --prompts"
