@@ -15,6 +15,7 @@ import string
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from itertools import pairwise
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -60,6 +61,12 @@ BLOCK = 1 << 14
 """Runs of base64 are found in blocks of so many bytes."""
 
 BASE64 = f"{string.ascii_letters}{string.digits}+/=".encode()
+
+ESCAPES = {rb"\/": "/", rb"\n": "\n", rb"\r": "\r", rb"\u002b": "+", rb"\u002B": "+"}
+"""How JSON may write what base64 has: `/` in PHP, `+` in .NET, line breaks everywhere."""
+
+LONGEST_ESCAPE = 6
+"""Bytes of `\\u002b`."""
 
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 ESCAPED_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -158,7 +165,7 @@ class _WithoutMedia:
     """A body without its long runs of base64.
 
     json : the body with a mark in place of each run. Where a run is no part of a text, this is no JSON
-    runs : where the runs begin and end in the body
+    runs : where the blocks of each run begin, and where the last of them ends. None begins or ends within an escape
     """
 
     def __init__(self, body: bytes | bytearray) -> None:
@@ -168,17 +175,19 @@ class _WithoutMedia:
         """
         self._body = memoryview(body)
         self._mark = secrets.token_hex(16)
-        self.runs: list[tuple[int, int]] = []
+        self.runs: list[list[int]] = []
         kept: list[bytes | bytearray] = []
-        length = elements = names = 0
-        for start in range(0, len(body), BLOCK):
-            block = body[start : start + BLOCK]
-            if len(block) == BLOCK and not block.translate(None, BASE64):
-                if self.runs and self.runs[-1][1] == start:
-                    self.runs[-1] = self.runs[-1][0], start + BLOCK
+        start = length = elements = names = 0
+        while start < len(body):
+            stop = _behind_escape(body, start + BLOCK)
+            block = body[start:stop]
+            if len(block) >= BLOCK and _behind_escape(body, start) == start and _is_base64(block):
+                if self.runs and self.runs[-1][-1] == start:
+                    self.runs[-1].append(stop)
                 else:
                     kept.append(f"{self._mark}{len(self.runs):04}".encode())
-                    self.runs.append((start, start + BLOCK))
+                    self.runs.append([start, stop])
+                start = stop
                 continue
             kept.append(block)
             length += len(block)
@@ -190,6 +199,7 @@ class _WithoutMedia:
                 raise RequestError(413, f"the request has more than {MAX_ELEMENTS} commas and opening brackets")
             if names > MAX_NAMES:
                 raise RequestError(413, f"the request has more than {MAX_NAMES} colons")
+            start = stop
         self.json = b"".join(kept)
 
     def put_back(self, text: str) -> str:
@@ -205,10 +215,32 @@ class _WithoutMedia:
             return text
         pieces = re.split(rf"{self._mark}(\d{{4}})", text)
         runs = [self.runs[int(number)] for number in pieces[1::2]]
-        if not text.isascii() and sum(stop - start for start, stop in runs) > MAX_TEXT_BYTES:
+        if not text.isascii() and sum(run[-1] - run[0] for run in runs) > MAX_TEXT_BYTES:
             raise ValueError("a text with base64 of a picture or sound holds other characters than those of base64")
-        pieces[1::2] = [str(self._body[start:stop], "ascii") for start, stop in runs]
+        pieces[1::2] = ["".join(_unescaped(self._body[start:stop]) for start, stop in pairwise(run)) for run in runs]
         return "".join(pieces)
+
+
+def _behind_escape(body: bytes | bytearray, place: int) -> int:
+    """A place of a body, or the end of the escape that it may lie in."""
+    escape = body.rfind(b"\\", max(place - LONGEST_ESCAPE + 1, 0), place)
+    if escape < 0:
+        return place
+    return max(place, escape + (LONGEST_ESCAPE if body[escape + 1 : escape + 2] == b"u" else 2))
+
+
+def _is_base64(block: bytes | bytearray) -> bool:
+    rest = block.translate(None, BASE64)
+    return not rest or (not rest.strip(b"\\") and len(rest) == sum(map(block.count, ESCAPES)))
+
+
+def _unescaped(block: memoryview) -> str:
+    """The base64 of a block of a run."""
+    text = str(block, "ascii")
+    if "\\" in text:
+        for escape, character in ESCAPES.items():
+            text = text.replace(escape.decode(), character)
+    return text
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -26,7 +26,10 @@ MAX_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""
 
 PIECE = 1 << 20
-"""Characters of base64 that are decoded at a time, a multiple of four."""
+"""Characters of base64 that are decoded at a time."""
+
+LINE_BREAKS = "\r\n"
+"""Characters between the lines of base64."""
 
 DETAILS = {"auto": None, "low": 70, "high": 560, "original": 1120}
 """Soft tokens at most for OpenAI's `detail`; None takes the model's own number."""
@@ -128,9 +131,10 @@ def picture_of_url(url: object, detail: object, place: str) -> Image:
 
 
 def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
-    """The file that a request holds as base64.
+    """The file that a request holds as base64, in lines or in one, with or without the padding at its end.
 
-    It is decoded in pieces, between which other threads run: 48 MB take 170 ms.
+    Ollama takes line breaks, which `base64 FILE` writes, and llama.cpp takes a missing padding. Spaces are refused:
+    they come of a `+` in a form. It is decoded in pieces, between which other threads run: 48 MB take 170 ms.
 
     Args:
         data: the text.
@@ -142,15 +146,32 @@ def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
     """
     if not isinstance(data, str):
         raise PromptError(f"{subject} whose base64 is no string")
-    if len(data) - start > 4 * (MAX_BYTES // 3 + 1):
+    line_breaks = sum(data.count(each, start) for each in LINE_BREAKS)
+    if len(data) - start - line_breaks > 4 * (MAX_BYTES // 3 + 1):
         raise PromptError(f"{subject} of more than {MAX_BYTES >> 20} MB")
+    end = data.find("=", start)
+    end = len(data) if end < 0 else end
+    padding = _joined(data[end:])
+    decoded, left = [], ""
     try:
-        if 0 <= data.find("=", start) < len(data) - 2:
+        if len(padding) > 2:
             raise ValueError("padding before its end")
-        pieces = (data[begin : begin + PIECE] for begin in range(start, len(data), PIECE))
-        return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
+        for begin in range(start, end, PIECE):
+            piece = left + _joined(data[begin : min(begin + PIECE, end)])
+            whole = len(piece) // 4 * 4
+            decoded.append(base64.b64decode(piece[:whole], validate=True))
+            left = piece[whole:]
+        decoded.append(base64.b64decode(left + (padding or "=" * (-len(left) % 4)), validate=True))
     except (binascii.Error, ValueError) as error:
         raise PromptError(f"{subject} whose base64 is damaged ({error})") from error
+    return b"".join(decoded)
+
+
+def _joined(lines: str) -> str:
+    """A text without its line breaks."""
+    for each in LINE_BREAKS:
+        lines = lines.replace(each, "")
+    return lines
 
 
 def is_medium(part: Any) -> bool:

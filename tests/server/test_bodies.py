@@ -32,6 +32,42 @@ def test_a_body_with_media_is_parsed_as_without_them():
         assert dict(parse(body)) == whole
 
 
+WRITERS = {
+    "php": lambda whole: json.dumps(whole).replace("/", r"\/"),
+    "dotnet": lambda whole: json.dumps(whole).replace("+", r"\u002B"),
+    "lower": lambda whole: json.dumps(whole).replace("+", r"\u002b"),
+    "plain": json.dumps,
+}
+"""Ways to write the same JSON."""
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("line", ["", "\n", "\r\n"])
+def test_base64_with_escapes_is_no_text(monkeypatch, writer, line):
+    """Wherever its blocks are cut."""
+    monkeypatch.setattr(bodies, "BLOCK", 64)
+    monkeypatch.setattr(bodies, "MAX_TEXT_BYTES", 1000)
+    media = base64.encodebytes(random.Random(1).randbytes(10_000)).decode().replace("\n", line)
+    for shift in range(80):
+        whole = {"a" * shift: "b", "é\n": f"data:;base64,{media}"}
+        assert dict(parse(writer(whole).encode())) == whole
+
+
+@pytest.mark.parametrize("escape", [r"\u4e00", r"\\", r"\"", r"\u002b"])
+def test_no_escape_is_cut(monkeypatch, escape):
+    monkeypatch.setattr(bodies, "BLOCK", 64)
+    for shift in range(80):
+        body = f'{{"{"a" * shift}": "{escape}{"c" * 200}"}}'
+        assert dict(parse(body.encode())) == json.loads(body)
+
+
+@pytest.mark.parametrize("escape", [r"\\/", r"\u4e00", r"\t", r"\b"])
+def test_other_escapes_are_text(monkeypatch, escape):
+    monkeypatch.setattr(bodies, "MAX_TEXT_BYTES", 8 * BLOCK)
+    with pytest.raises(RequestError, match="besides base64"):
+        parse(f'{{"a": "{f"AAAA{escape}" * 10 * BLOCK}"}}'.encode())
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 from ondevice.errors import PromptError
 from ondevice.text import media_parts
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.media_parts import PLACEHOLDERS, Image, picture_of_url, take_media
+from ondevice.text.media_parts import PLACEHOLDERS, Image, bytes_of_base64, picture_of_url, take_media
 from ondevice.text.messages import plain_messages
 from tests.text.templates import GEMMA, GEMMA_4_SEEING
 
@@ -72,9 +72,11 @@ def test_details(detail: str | None, tokens: int | None) -> None:
         ("DATA:image/png;base64,YWJj", None, "no data: URI"),
         ("data:image/png,abc", None, "is not base64"),
         ("data:image/png;base64", None, "is not base64"),
-        ("data:image/png;base64,YWJ", None, "base64 is damaged"),
+        ("data:image/png;base64,YWJjY", None, "base64 is damaged"),
+        ("data:image/png;base64,YWJj=", None, "base64 is damaged"),
+        ("data:image/png;base64,YQ==YQ==", None, "padding before its end"),
+        ("data:image/png;base64,-_-_", None, "base64 is damaged"),
         ("data:image/png;base64,YW Jj", None, "base64 is damaged"),
-        ("data:image/png;base64,YWJj\n", None, "base64 is damaged"),
         ("data:image/png;base64,äöüß", None, "base64 is damaged"),
         (url(), "best", "use one of auto, low, high, original"),
         (url(), ["low"], "use one of auto"),
@@ -86,9 +88,23 @@ def test_addresses_that_are_refused(address: object, detail: object, message: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("length", range(300, 304))
+@pytest.mark.parametrize("line", ["\n", "\r\n"])
+@pytest.mark.parametrize("piece", [7, 76, 1 << 20])
+def test_base64_in_lines_and_without_padding(
+    monkeypatch: pytest.MonkeyPatch, length: int, line: str, piece: int
+) -> None:
+    monkeypatch.setattr(media_parts, "PIECE", piece)
+    content = bytes(range(256)) + bytes(length - 256)
+    lines = base64.encodebytes(content).decode().replace("\n", line)
+    for text in (lines, lines.rstrip("\r\n="), lines.replace(line, "").rstrip("=")):
+        assert bytes_of_base64(text, "it") == content
+
+
 def test_more_than_is_read_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_parts, "MAX_BYTES", 3000)
     assert picture_of_url(url(b"x" * 3000), None, "it").source == b"x" * 3000
+    assert bytes_of_base64(base64.encodebytes(b"x" * 3000).decode(), "it") == b"x" * 3000
     monkeypatch.setattr(base64, "b64decode", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(PromptError, match="has a picture of more than"):
         picture_of_url(url(b"x" * 3010), None, "it")
