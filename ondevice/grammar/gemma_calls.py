@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ondevice.errors import GrammarError, shown
-from ondevice.grammar.response_format import PIECES, pattern, quoted
+from ondevice.grammar.complaints import is_readable
+from ondevice.grammar.response_format import pattern, quoted
 
 CALL = ("<|tool_call>", "<tool_call|>", '<|"|>')
 """Control tokens of a call: before it, after it, and around a string in it."""
@@ -21,6 +22,9 @@ WORD = "/[A-Za-z_][\\w.-]*/"
 
 ANY = "(?s:.*)"
 """Pattern of any text."""
+
+PIECES = re.compile(r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
+"""Pieces of a regular expression: escapes, classes and other characters."""
 
 CLASSES = {r"\d": "[0-9]", r"\w": "[A-Za-z0-9_]"}
 """Classes that are wider in Rust's regular expressions than in those of a schema."""
@@ -47,7 +51,7 @@ class CallRules:
     Enforced of a schema: types, `properties` and `required`, `enum` and `const`, `items`, `prefixItems` and their
     number, `minLength`, `maxLength` and `pattern`, the limits of numbers, `anyOf`, `oneOf`, a single `allOf`, `$ref`
     within the schema, and `nullable`. An object that names its properties has no others. Other keywords are ignored, as
-    are patterns with look-around, references to groups, or anchors inside groups.
+    are patterns that llguidance does not read: with look-around, references to groups, or anchors inside groups.
 
     Attributes:
         start: name of the rule for one call.
@@ -157,7 +161,7 @@ class CallRules:
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = _bounds(schema, "minLength", "maxLength")
         text = f"/(?s:.{{{least},{'' if most is None else most}}})/"
-        if isinstance(found := schema.get("pattern"), str) and (whole := _whole(found)) is not None:
+        if isinstance(found := schema.get("pattern"), str) and is_readable(whole := _whole(found)):
             text = f"{text} & {pattern(whole)}"
         return f"<[{self._tokens.quote}]> {self._rule(text, 'T')} <[{self._tokens.quote}]>"
 
@@ -222,24 +226,20 @@ def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int 
     return (low if isinstance(low, int) else 0), (high if isinstance(high, int) else None)
 
 
-def _whole(text: str) -> str | None:
-    """A pattern for the whole string: that of a schema may match anywhere in it. None if it cannot be enforced."""
+def _whole(text: str) -> str:
+    """A pattern for the whole string: that of a schema may match anywhere in it."""
     alternatives: list[list[str]] = [[]]
     depth = 0
-    for piece in PIECES.finditer(text):
-        if piece["unknown"]:
-            return None
-        depth += (piece[0] == "(") - (piece[0] == ")")
-        if piece[0] == "|" and not depth:
+    for piece in PIECES.findall(text):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and not depth:
             alternatives.append([])
         else:
-            alternatives[-1].append(piece[0])
+            alternatives[-1].append(piece)
     whole = []
     for pieces in alternatives:
         begins, ends = pieces[:1] == ["^"], pieces[-1:] == ["$"]
-        inner = pieces[begins : len(pieces) - ends]
-        if "^" in inner or "$" in inner:
-            return None
-        kept = re.sub(r"(?s)\\.", lambda found: CLASSES.get(found[0], found[0]), "".join(inner))
+        inner = "".join(pieces[begins : len(pieces) - ends])
+        kept = re.sub(r"(?s)\\.", lambda found: CLASSES.get(found[0], found[0]), inner)
         whole.append(f"{'' if begins else ANY}(?:{kept}){'' if ends else ANY}")
     return "|".join(whole)

@@ -79,12 +79,12 @@ TOKENS = re.compile(
 of the compiler."""
 
 
-def library_limits() -> LLParserLimits:
+def library_limits(fuel: int = FUEL) -> LLParserLimits:
     """The limits that llguidance keeps itself."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        initial_lexer_fuel=FUEL, max_lexer_states=MAX_STATES, max_grammar_size=MAX_RULES, verbose_errors=False
+        initial_lexer_fuel=fuel, max_lexer_states=MAX_STATES, max_grammar_size=MAX_RULES, verbose_errors=False
     )
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, pass_on, reason
+from ondevice.errors import GrammarError, UsageError, reason
 from ondevice.generate.request import TokenMask
 from ondevice.grammar.call_forms import call_opening
+from ondevice.grammar.complaints import UNREADABLE, complaint, said
 from ondevice.grammar.limits import library_limits
 from ondevice.grammar.reply_grammar import Thoughts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
@@ -120,17 +121,8 @@ class Compiler:
 
 def _check(grammar: str) -> None:
     """Raise at once the errors that do not depend on the tokenizer."""
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise MissingDependencyError("llguidance", "grammar", what="a reply with a grammar") from error
-    try:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=library_limits())
-    except BaseException as error:
-        pass_on(error)
-        raise GrammarError(f"this grammar cannot be compiled: {reason(error)}") from error
-    if failed:
-        message = said(messages[0])
+    message = complaint(grammar)
+    if message is not None:
         if UNENFORCED.match(message):
             message += ": leave it out"
             message += "" if LENIENT in grammar else ", or set strict to false, which ignores it"
@@ -140,15 +132,10 @@ def _check(grammar: str) -> None:
 LENIENT = '"lenient": true'
 """Setting of a schema of which `strict` is false already."""
 
-UNENFORCED = re.compile(
-    "Unimplemented keys|Unknown format|oneOf constraints|regex parse error.*(look-around|backreferences)|lookarounds"
-)
+UNENFORCED = re.compile(rf"Unimplemented keys|Unknown format|oneOf constraints|{UNREADABLE.pattern}")
 """Errors of llguidance about something in a JSON schema that cannot be enforced."""
 
 ALL = np.uint32(0xFFFFFFFF)
-
-PICTURE = re.compile(r"\s*(\^+|\d+ \| .*)?\s*")
-"""A line of llguidance's error messages that shows the place of the mistake, or is empty."""
 
 
 @dataclass
@@ -313,11 +300,3 @@ class Matcher:
         if not self._states:
             self._taken = self._matcher = self._made()
             self._states = [_State(self._matcher.is_stopped())]
-
-
-def said(message: str) -> str:
-    """An error message of llguidance in one line, without pictures of the place, the parser's state or the stack."""
-    for more in ("<state>", "<non-verbose/>", "<backtrace>", "; following special tokens"):
-        message = message.partition(more)[0]
-    lines = message.splitlines()
-    return one_line(" ".join(line.strip() for line in lines if not PICTURE.fullmatch(line)))[:300].strip()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ondevice.errors import UsageError, shown
+from ondevice.grammar.complaints import is_readable
 from ondevice.grammar.limits import DESCRIBING, check_lark, check_length, check_schema, check_words, intersects
 
 Grammar = dict[str, Any]
@@ -17,9 +18,6 @@ Grammar = dict[str, Any]
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Fixed white space, as in Python's `json.dumps`. Small models that may choose white space write it without end, and
 fixed text can be drafted. A schema may choose otherwise in `x-guidance`."""
-
-PIECES = re.compile(r"(?s)(?P<unknown>\(\?<?[=!]|\\[bBk0-9<>])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
-"""Pieces of a regular expression. Unknown to llguidance are look-around, word boundaries and references to groups."""
 
 VALUES = ("const", "enum", "default", "examples")
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -130,7 +128,7 @@ def _held(schema: Any, *, closes: bool) -> Any:
             held[name] = value
         elif name in MAPS and isinstance(value, Mapping):
             held[name] = {key: _held(each, closes=closes) for key, each in value.items()}
-        elif name != "pattern" or not isinstance(value, str) or not any(map(_is_unknown, PIECES.finditer(value))):
+        elif name != "pattern" or not isinstance(value, str) or is_readable(value):
             held[name] = _held(value, closes=closes)
     named, required = held.get("properties"), held.get("required", [])
     if closes and isinstance(named, Mapping) and not OPENING & held.keys() and _all_in(named, required):
@@ -140,10 +138,6 @@ def _held(schema: Any, *, closes: bool) -> Any:
 
 def _all_in(named: Mapping[str, Any], required: Any) -> bool:
     return isinstance(required, list | tuple) and all(isinstance(name, str) and name in named for name in required)
-
-
-def _is_unknown(piece: re.Match[str]) -> bool:
-    return piece["unknown"] is not None
 
 
 def quoted(text: str) -> str:

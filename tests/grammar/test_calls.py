@@ -151,6 +151,16 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         ["{a:1}"],
     ),
     (
+        {"properties": {"a": {"type": "string", "pattern": "^[^[]*$"}, "b": {"type": "string", "pattern": "a{,3}"}}},
+        ['{a:<|"|>x<|"|>}', '{b:<|"|>b<|"|>}'],
+        ["{a:1}"],
+    ),
+    (
+        {"properties": {"a": {"type": "string", "pattern": "^^a|b$$"}, "b": {"type": "string", "pattern": "(?i)^c"}}},
+        ['{a:<|"|>ac<|"|>}', '{a:<|"|>cb<|"|>}', '{b:<|"|>Cd<|"|>}'],
+        ['{a:<|"|>cac<|"|>}'],
+    ),
+    (
         {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"type": "null"}}}}},
         ["{}", "{b:null}"],
         ["{b:1}", "{c:null}"],

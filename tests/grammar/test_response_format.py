@@ -93,6 +93,11 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
         for form in ({"$ref": "#/$defs/b"}, {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}], "type": "object"})
     ),
     (schema_format({"type": "string", "pattern": "^\\<\\0\\>$"}, strict=False), ['"b"'], ["b"]),
+    *(
+        (schema_format({"type": "string", "pattern": unread}, strict=False), ['"b"'], ["b"])
+        for unread in ("a(^|b)", "^[^[]$", "a{,3}c", "a\\Z", "(")
+    ),
+    (schema_format({"type": "string", "pattern": "\\Aa|(^|,)b"}, strict=False), ['"a"', '",b"'], ['"c"', '"cb"']),
     (schema_format({"type": "object", "x-guidance": {"whitespace_flexible": True}}), ['{ "a" :1}'], ["[]"]),
     ({"type": "regex", "regex": "(yes|no)/[0-9]{2}"}, ["yes/01", "no/99"], ["yes/1", "maybe/11", "yes"]),
     ({"type": "regex", "regex": "a\nb\\/c"}, ["a\nb/c"], ["a b/c"]),
@@ -161,7 +166,8 @@ def test_a_wrong_option_is_named(wrong: Any, said: str) -> None:
         (schema_format({"type": "foo"}), "Invalid type: foo"),
         (schema_format({"not": {}}), 'Unimplemented keys: \\["not"\\]: leave it out, or set strict to false'),
         (schema_format({"type": "string", "pattern": "(?=a)"}), "look-around.*: leave it out, or set strict to false"),
-        (schema_format({"type": "string", "pattern": "a(^|b)"}, strict=False), "lookarounds .*: leave it out$"),
+        (schema_format({"type": "string", "pattern": "^[^[]$"}), "unclosed .*: leave it out, or set strict to false"),
+        (schema_format({"patternProperties": {"a(^|b)": {}}}, strict=False), "lookarounds .*: leave it out$"),
         (schema_format({"type": "integer", "minimum": 3, "maximum": 1}), "Unsatisfiable"),
         (schema_format({"$ref": "#/$defs/gone"}), "gone"),
         (schema_format({"type": "string", "pattern": "("}), "regex parse error: \\( error: unclosed group"),

@@ -256,7 +256,7 @@ def test_openais_client(served: Served) -> None:
         ({"image_url": "file:///etc/passwd"}, "image_url", "no address is opened"),
         ({"file_id": "f"}, "file_id", "no file is stored"),
         ({"image_url": URL, "detail": "best"}, "image_url", "use one of auto, low, high, original"),
-        ({"image_url": URL[:-9]}, "image_url", "base64 is damaged"),
+        ({"image_url": f"{URL}!"}, "image_url", "base64 is damaged"),
     ],
 )
 def test_forms_of_responses_that_are_refused(served: Served, part: dict[str, Any], param: str, complaint: str) -> None:
