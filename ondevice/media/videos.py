@@ -6,6 +6,7 @@ time of a frame follows from its index and the frames per second.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -83,8 +84,14 @@ class Frames:
             self._pieces = [found.get(each) for each in self._chosen]
         return self._pieces[index]
 
-    def identity(self) -> None:
-        """None: a file is not read as a whole, and may change."""
+    def identity(self) -> bytes | None:
+        """See `Medium`. None for a path: the file is not read as a whole, and may change."""
+        if isinstance(self._source, bytes):
+            return hashlib.sha256(self._source).digest() + b"video"
+        identities = [picture.identity() for picture in self._pictures]
+        if not identities or None in identities:
+            return None
+        return hashlib.sha256(b"".join(filter(None, identities))).digest() + b"list"
 
     def _picture(self, source: Any, number: int) -> Picture:
         image = source if isinstance(source, Image) else Image(source)

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import ondevice
 from ondevice import Image, Model, PromptError, Video
 from ondevice.cli.main import main
+from ondevice.media.images import Pixels
 from ondevice.media.videos import Frames, clock, evenly
 from ondevice.server.apis.openai import read_chat_completion
 from ondevice.server.requests import RequestError, RequestFields
@@ -185,6 +187,48 @@ def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
     assert reply.stats.cached_tokens > 150
 
 
+def test_data_that_an_earlier_prompt_had_are_not_decoded_again(
+    chat_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is read again, since its file may have changed, as is a list with an array of the caller's."""
+    content, frames = clip(6), [png(50, 50, seed=number) for number in range(40, 44)]
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(content)
+    decoded: list[int] = []
+    piece = Frames.piece
+
+    def counted(frames: Frames, index: int) -> Pixels | None:
+        decoded.append(index)
+        return piece(frames, index)
+
+    monkeypatch.setattr(Frames, "piece", counted)
+    for video, again in (
+        (Video(content), 0),
+        (Video(frames), 0),
+        (Video(frames[:3]), 0),
+        (Video(path), 6),
+        (Video([*frames, noise(48, 64, seed=3)]), 5),
+    ):
+        first = chat_model._encode(asked(video), NO_OPTIONS, None)[0]
+        assert decoded
+        decoded.clear()
+        assert chat_model._encode(asked(video), NO_OPTIONS, None)[0] == first
+        assert len(decoded) == again
+        decoded.clear()
+
+
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_a_video_that_is_decoded_again_is_the_same(chat_bundle: Path, kind: str) -> None:
+    """In another conversation, where its rows are not kept."""
+    video = Video(clip(5) if kind == "file" else [png(50, 50, seed=number) for number in range(4)])
+    options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0.0, "logprobs": True}
+    with ondevice.load(chat_bundle, media_cache_bytes=0, threads=1) as model:
+        model.generate(asked(video), **options)
+        again = model.generate(asked(TEXT, video), **options)
+        model.forget()
+        assert model.generate(asked(TEXT, video), **options).logprobs == again.logprobs
+
+
 def test_a_file_that_was_cut(chat_model: Model) -> None:
     """The chosen frames are of those that are shown, and counted."""
     content = cut(clip(40), 8)
@@ -322,5 +366,6 @@ def test_a_file_with_fewer_frames_than_packets(chat_model: Model, monkeypatch: p
     content, decoded = clip(5), Frames._decoded
     whole = chat_model._encode(asked(Video(content)), NO_OPTIONS, None)[0]
     monkeypatch.setattr(Frames, "_decoded", lambda self, stream: list(decoded(self, stream))[:3])
+    chat_model.forget()
     fewer = chat_model._encode(asked(Video(content)), NO_OPTIONS, None)[0]
     assert sum(token < 0 for token in fewer) * 5 == sum(token < 0 for token in whole) * 3
