@@ -9,6 +9,7 @@ command can be killed at any time and run again; with more `--replies` or `--tok
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
@@ -250,11 +251,14 @@ def prepare(args: argparse.Namespace) -> None:
         SystemExit: the directory of the work is that of another target, or there are too few replies.
     """
     args.work.mkdir(parents=True, exist_ok=True)
-    bundle, given = args.work / "bundle", args.work / "held-out"
+    bundle, given, known = args.work / "bundle", args.work / "held-out", args.work / "target.sha256"
+    found = digest(locate(str(args.target)).path)
+    if not known.exists():
+        known.write_text(found)
+    elif known.read_text() != found:
+        raise SystemExit(f"{args.work} has the replies of another target: name another --work for {args.target}")
     if not bundle.exists():
         export_bundle(args.target, bundle, drafter="none", heads="none")
-    elif (known := Bundle.open(bundle).manifest.sources["target"].id) != locate(str(args.target)).id:
-        raise SystemExit(f"{args.work} has the replies of {known}: name another --work for {args.target}")
     messages = [] if given.exists() else held_out(args.held_out)
     if args.device.type == "cpu":
         write_replies(bundle, args.work, args.replies)
@@ -269,6 +273,16 @@ def prepare(args: argparse.Namespace) -> None:
     trained, kept_back = Lessons(args.work, torch.device("cpu")).split()
     if not trained or not kept_back:
         raise SystemExit("there are too few replies to train on some and measure on others: give a larger --replies")
+
+
+def digest(target: Path) -> str:
+    """Of a GGUF file, or of a checkpoint's configuration, tokenizer and weights: two targets may have the same name."""
+    kinds = {".json", ".jinja", ".safetensors"}
+    whole = hashlib.sha256()
+    for path in [target] if target.is_file() else sorted(each for each in target.iterdir() if each.suffix in kinds):
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 def open_target(path: Path, device: torch.device) -> FrozenTarget:

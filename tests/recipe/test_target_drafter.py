@@ -270,8 +270,11 @@ def test_replies_of_another_target_are_not_learnt_from(work: Path, monkeypatch: 
     monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
     args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)
     train_drafter.prepare(args)
-    other = shutil.copytree(args.target, work.parent / "other")
-    with pytest.raises(SystemExit, match="has the replies of target: name another --work"):
+    moved, other = work.parent / "moved", work.parent / "other" / "target"
+    shutil.copytree(args.target, moved)
+    train_drafter.prepare(Namespace(**{**vars(args), "target": moved}))
+    save_family(other, "smollm2", seed=1)
+    with pytest.raises(SystemExit, match="has the replies of another target: name another --work"):
         train_drafter.prepare(Namespace(**{**vars(args), "target": other}))
 
 
