@@ -13,6 +13,7 @@ a graph in memory of numpy arrays.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -107,13 +108,12 @@ class Binding:
 
         Raises:
             BundleCorruptError: ONNX Runtime refuses to run it, although its inputs and outputs have the right shapes.
+            MemoryError: there is not enough memory.
         """
         try:
             self._graph.run_with_iobinding(self._binding)
-        except Exception as error:  # onnxruntime's own errors share no base class
-            raise BundleCorruptError(
-                f"onnxruntime cannot run this bundle's graphs ({reason(error)}): export the bundle again"
-            ) from error
+        except Exception as error:
+            raise meaning(error, "run this bundle's graphs") from error
 
     def _same(self, name: str, value: NDArray[Any]) -> bool:
         held = self._held.get(name)
@@ -434,6 +434,7 @@ def open_graph(bundle: Bundle, name: str, expected: Interface, threads: int) -> 
 
     Raises:
         BundleCorruptError: it is not what the exporter writes, or ONNX Runtime cannot load it.
+        MemoryError: there is not enough memory.
     """
     graph = bundle.graph(name)
     check_graph(graph, bundle.manifest, expected)
@@ -444,10 +445,23 @@ def open_graph(bundle: Bundle, name: str, expected: Interface, threads: int) -> 
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own errors share no base class
-        raise BundleCorruptError(
-            f"onnxruntime cannot load {graph} ({reason(error)}): export the bundle again"
-        ) from error
+    except Exception as error:
+        raise meaning(error, f"load {graph}") from error
+
+
+SHORT = re.compile("failed to allocate memory|bad_alloc|bad allocation", re.IGNORECASE)
+"""How ONNX Runtime's arena and the C++ libraries say that there is not enough memory."""
+
+
+def meaning(error: Exception, task: str) -> Exception:
+    """The exception of this package for one of ONNX Runtime, whose classes share no base and tell no lack of memory.
+
+    Args:
+        task: what it was doing: `run this bundle's graphs`.
+    """
+    if isinstance(error, MemoryError) or SHORT.search(str(error)) is not None:
+        return MemoryError(f"not enough memory for onnxruntime to {task}")
+    return BundleCorruptError(f"onnxruntime cannot {task} ({reason(error)}): export the bundle again")
 
 
 POLL_S = 0.02

@@ -12,7 +12,7 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.interfaces import Interface
-from ondevice.errors import BundleCorruptError, MissingDependencyError, reason
+from ondevice.errors import BundleCorruptError, MissingDependencyError
 from ondevice.media.encoded import Cancelled
 
 
@@ -57,10 +57,11 @@ class Tower:
 
         Raises:
             BundleCorruptError: the graph is not what the exporter writes, or cannot be run.
+            MemoryError: there is not enough memory.
             MissingDependencyError: onnxruntime is not installed.
         """
         try:
-            from ondevice.engines.ort import run_graph
+            from ondevice.engines.ort import meaning, run_graph
         except ModuleNotFoundError as error:
             if error.name != "onnxruntime":
                 raise
@@ -69,10 +70,8 @@ class Tower:
             self._graph = self._open()
         try:
             rows = run_graph(self._graph, graph_io.SOFT_ROWS, dict(piece.feeds()), cancelled)
-        except Exception as error:  # onnxruntime's own errors share no base class
-            raise BundleCorruptError(
-                f"onnxruntime cannot run this bundle's {self._name} ({reason(error)}): export the bundle again"
-            ) from error
+        except Exception as error:
+            raise meaning(error, f"run this bundle's {self._name}") from error
         if rows is None:
             return None
         if len(rows) != piece.tokens:

@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from ondevice.bundle import Bundle
 from ondevice.engines.kv_cache import MARGIN
@@ -316,6 +319,47 @@ def test_a_run_that_fails_leaves_nothing_half_done(engine: OrtEngine, monkeypatc
     assert_holds(sessions[3], [*tokens(300, seed=3), 7])
     for seed, session in enumerate(sessions[:3]):
         assert_holds(session, tokens(300, seed))
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_a_lack_of_memory_is_told_from_a_broken_graph(
+    bundle: Bundle, engine: OrtEngine, monkeypatch: pytest.MonkeyPatch, arena: bool
+) -> None:
+    """A shared forward without enough memory is run again by each sequence alone, and any other error ends it."""
+    short, session = _shortage(arena), opened(engine, tokens(30))
+    with monkeypatch.context() as patched:
+        patched.setattr(session._bound, "_graph", SimpleNamespace(run_with_iobinding=_raising(short)))
+        with pytest.raises(MemoryError, match="not enough memory for onnxruntime to run this bundle's graphs"):
+            forward(session, [7], [0])
+    with monkeypatch.context() as patched:
+        patched.setattr("onnxruntime.InferenceSession", _raising(short))
+        with pytest.raises(MemoryError, match="not enough memory for onnxruntime to load"):
+            OrtEngine(bundle, threads=1)
+    assert_holds(session, tokens(30))
+
+
+def _shortage(arena: bool) -> Exception:
+    """ONNX Runtime's own error where a node's output has 2**58 bytes."""
+    nodes = [helper.make_node("Expand", ["value", "shape"], ["out"])]
+    inputs = [
+        helper.make_tensor_value_info("value", TensorProto.FLOAT, [1]),
+        helper.make_tensor_value_info("shape", TensorProto.INT64, [1]),
+    ]
+    graph = helper.make_graph(nodes, "large", inputs, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena, options.log_severity_level = arena, 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    with pytest.raises(Exception, match="alloc") as caught:
+        session.run(None, {"value": np.ones(1, np.float32), "shape": np.array([1 << 56])})
+    return caught.value
+
+
+def _raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_the_context_fills_up(bundle: Bundle) -> None:
