@@ -41,9 +41,21 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Mistral's own pattern, of `tekken.json`, by which words end before a capital letter. llama.cpp's takes letters beyond
+ASCII for both kinds."""
+
+
 def _split(numbers: str) -> list[dict[str, Any]]:
     """The steps that split a text into words, with this pattern for numbers."""
-    pattern = f"{_WORDS}|{numbers}|{_REST}"
+    return _split_by(f"{_WORDS}|{numbers}|{_REST}")
+
+
+def _split_by(pattern: str) -> list[dict[str, Any]]:
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
 
 
@@ -51,11 +63,16 @@ _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")
 _QWEN_2 = ("qwen2", "deepseek-r1-qwen")
 """Names of one pre-tokenizer each."""
 
+_WHOLE = (*_LLAMA_3, "tekken")
+"""Pre-tokenizers whose words are one token if there is one, whatever the merges, and whose texts begin with the begin
+token unless the file says otherwise."""
+
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
     "smollm": [{"type": "Digits", "individual_digits": True}],
     **dict.fromkeys((*_LLAMA_3, "smaug-bpe"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
+    "tekken": _split_by(_TEKKEN),
 }
 """Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without `Split` the words are GPT-2's."""
 
@@ -95,7 +112,7 @@ class Vocabulary:
         for token, text in enumerate(self.texts):
             self.ids.setdefault(text, token)
         # llama.cpp's defaults, for files that do not say
-        by_default = self.model != "gpt2" or self.fields.data.get("pre") in _LLAMA_3
+        by_default = self.model != "gpt2" or self.fields.data.get("pre") in _WHOLE
         self.add_bos = self.fields.flag("add_bos_token", by_default) and self.id("bos") is not None
 
     @property
@@ -202,7 +219,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
             **_BPE,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": name in _LLAMA_3,
+            "ignore_merges": name in _WHOLE,
             "vocab": vocabulary.ids,
             "merges": vocabulary.merges(),
         },
