@@ -168,6 +168,7 @@ INPUTS: dict[str, tuple[Callable[[], Send], int | range]] = {
     "a string of 40 MB": (lambda: post("/tokenize", b'{"content": "%b"}' % (b"a" * (40 * MEGABYTE))), 400),
     "a prompt of 40 MB": (lambda: post(TEXT, b'{"prompt": "%b"}' % (b"a" * (40 * MEGABYTE))), 400),
     "a string of 8 MB that nobody reads": (lambda: post(TEXT, padded(b'"%b"' % (b"a " * (4 * MEGABYTE - 99)))), 200),
+    "40 MB of line breaks": (lambda: post("/tokenize", b'{"content": "%b"}' % (b"\\n" * (20 * MEGABYTE))), 400),
     "8 MB of escapes": (lambda: post(TEXT, padded(b'"%b"' % (b"\\u2039" * (1_398_000)))), 200),
     "8 MB of escaped pairs": (lambda: post(TEXT, padded(b'"%b"' % (b"\\ud83d\\ude00" * (699_000)))), 200),
     "a text of 4 MB to tokenize": (lambda: post("/tokenize", {"content": "abc " * MEGABYTE}), 400),
@@ -216,6 +217,12 @@ INPUTS: dict[str, tuple[Callable[[], Send], int | range]] = {
     "200,000 properties": (lambda: form("json_schema", {"schema": {"properties": {w: {} for w in WORDS}}}), 413),
     "10,000 properties": (
         lambda: form("json_schema", {"schema": {"type": "object", "properties": {w[5:]: {} for w in WORDS[:9_000]}}}),
+        REFUSED,
+    ),
+    "8,000 patterns": (
+        lambda: form(
+            "json_schema", {"schema": {"prefixItems": [{"pattern": w[5:]} for w in WORDS[:8_000]]}, "strict": False}
+        ),
         REFUSED,
     ),
     "an enum of 9,000 words": (lambda: form("json_schema", {"schema": {"enum": WORDS[:9_000]}}), ANSWERED),

@@ -240,3 +240,14 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
     (copy / "bundle.json").write_text(json.dumps(manifest), "utf-8")
     with pytest.raises(BundleCorruptError, match="is int8 in blocks of 16"):
         encoded(vision_tower(Bundle.open(copy)), PICTURE)
+
+
+def test_a_lack_of_memory_is_told_from_a_damaged_tower(
+    seeing: dict[tuple[str, str], Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Non-zero status code returned while running Add node. Status Message: std::bad_alloc")
+
+    monkeypatch.setattr("ondevice.engines.ort.run_graph", fail)
+    with pytest.raises(MemoryError, match=r"not enough memory for onnxruntime to run this bundle's vision\.onnx"):
+        encoded(vision_tower(seeing["seeing", "int8"]), PICTURE)
