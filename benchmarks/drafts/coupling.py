@@ -29,7 +29,7 @@ class Greedy(MtpDrafter):
     """Always proposes the likeliest tokens, whatever the target's temperature."""
 
     def draft(self, request: DraftRequest) -> Draft:
-        return super().draft(DraftRequest(request.nodes, request.row_floors, request.step_floors))
+        return super().draft(DraftRequest(request.nodes, request.row_floors, request.step_floors, trees=request.trees))
 
 
 def prompts() -> Iterator[str]:

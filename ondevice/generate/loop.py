@@ -19,7 +19,7 @@ import numpy as np
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import DraftVerdict, MultiStep, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, RoundPlan
+from ondevice.generate.controller import UNPROFITABLE, Controller, RoundPlan
 from ondevice.generate.drafters.protocol import (
     ROOT,
     Constrained,
@@ -306,7 +306,7 @@ class Speculation:
         if asked := self._controller.asked(self._drafters) or self._certain():
             self.report(asked, outputs, path)
             # other sequences are taken to have as many rows as in the last forward
-            plan = self._controller.plan(asked, room - 1, outputs.other_rows) if room > 1 else NO_ROOM
+            plan = self._controller.plan(asked, room - 1, outputs.other_rows)
             if plan.drafter is not None:
                 self._clock.start("draft")
                 request = DraftRequest(

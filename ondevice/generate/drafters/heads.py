@@ -83,7 +83,7 @@ class HeadsDrafter(TreeDrafter):
         if self._newest is None or self._session is None or not request.nodes:
             return Draft.empty()
         proposals = self._session.propose(self.name, self._hidden)
-        branches = self._branches if self._grows_trees and request.trees else 1
+        branches = self._branches if request.trees else 1
         known: dict[int, list[Guess]] = {}
 
         def guess(tree: GuessedTree, node: int) -> list[Guess]:

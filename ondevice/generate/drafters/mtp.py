@@ -72,7 +72,7 @@ class MtpDrafter(TreeDrafter):
         which a step is run, and other children.
         """
         firsts = self._acceptance.survival(MAX_DRAFTED).tolist()
-        others = [sibling.rate() for sibling in self._siblings] if self._grows_trees and request.trees else []
+        others = [sibling.rate() for sibling in self._siblings] if request.trees else []
         found = list[int]()
         for node in range(min(request.nodes, MAX_DRAFTED)):
             beside = [
@@ -119,7 +119,7 @@ class MtpDrafter(TreeDrafter):
 
     def _branching(self, request: DraftRequest) -> int:
         """Children that a token of this draft may have."""
-        if not (self._grows_trees and request.trees):
+        if not request.trees:
             return 1
         self._without_siblings += 1
         if (

@@ -268,8 +268,7 @@ class SwiftDrafter(SkippingDrafter):
         self._memory.keep(self._memory.swift_files, record)
 
     def _drop_sample(self) -> None:
-        sample, self._sample, self._untimed = self._sample, None, None
-        self._timings = self._timings if self._search is not None else []
+        sample, self._sample, self._untimed, self._timings = self._sample, None, None, []
         if sample is not None:
             sample.close()
 
