@@ -65,6 +65,7 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "object"}, ["{}", '{a:1,b:[{c:<|"|>x<|"|>},null,true]}'], ["{a:}", '{"a":1}', "{a:x}"]),
     ({"type": "object", "properties": {}}, ["{}"], ["{a:1}"]),
     ({"type": "object", "additionalProperties": {"type": "integer"}}, ["{a:1,b:2}"], ["{a:true}"]),
+    ({"type": "object", "additionalProperties": False}, ["{}"], ["{a:1}"]),
     (
         {"properties": {"b": {"type": "integer"}, "A": {"type": "boolean"}, "c": {"type": "null"}}, "required": ["b"]},
         ["{b:1}", "{A:true,b:1}", "{b:1,c:null}", "{A:false,b:-3,c:null}"],

@@ -168,6 +168,13 @@ def test_stats_tell_what_was_cached(model: Model) -> None:
     assert model.generate([*ids(100), *first.token_ids, 5], max_new_tokens=1).stats.cached_tokens == 120
 
 
+def test_a_prompt_is_kept_where_a_later_one_went_far_beyond_it(model: Model) -> None:
+    """The sliding cache no longer has the rows at its end: they are in a snapshot."""
+    for more in ([], ids(1000, 1)):
+        model.generate([*ids(300), *more], max_new_tokens=1)
+    assert model.generate([*ids(300), *ids(30, 2)], max_new_tokens=1).stats.cached_tokens == 300
+
+
 def test_a_prompt_on_disk_is_not_computed_again(model: Model, bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "system.prefix"
     assert model.save_prefix(ids(200), path) == 200

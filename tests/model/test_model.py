@@ -140,10 +140,13 @@ def test_a_reply_that_ignores_its_end_has_all_its_tokens(reference_model: Model)
         assert not set(ends).intersection(reply.token_ids)
 
 
-def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_prefill_tells_how_far_it_is(reference_model: Model, scored: bool) -> None:
     told: list[tuple[int, int]] = []
     reference_model.forget()
-    list(reference_model.stream([5] * 600, max_new_tokens=1, on_prefill=lambda *progress: told.append(progress)))
+    options: GenerationKeywords = {"max_new_tokens": 1, "prompt_logprobs": scored}
+    options["on_prefill"] = lambda *progress: told.append(progress)
+    list(reference_model.stream([5] * 600, **options))
     assert len(told) > 1
     assert told == sorted(told)
     assert told[-1] == (600, 600)

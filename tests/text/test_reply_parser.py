@@ -313,6 +313,7 @@ def changed(**fields: Any) -> dict[str, Any]:
         changed(version=2),
         changed(more=1),
         changed(fields={}),
+        changed(fields=["content"]),
         changed(fields={"content": 5}),
         changed(fields={"content": {"content": "xml-inline"}}),
         changed(fields={"content": {"new": 1}}),
