@@ -11,7 +11,7 @@ import pytest
 
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import Controller, FixedLength
+from ondevice.generate.controller import Controller, FixedLength, HeuristicLength
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.generate.loop import _prefill, generate, run
@@ -97,6 +97,17 @@ def test_drafts_change_nothing(options: SamplingOptions, k: int, luck: float, tr
     assert len(drafted) == 60
     if luck == 1.0 and options is GREEDY and not tree:
         assert {this.accepted for this in rounds[1:-1]} == {k}
+
+
+def test_the_controller_learns_from_every_round() -> None:
+    """Drafts that are accepted to their ends grow, up to the room that is left."""
+    engine = ToyEngine()
+    controller = HeuristicLength(Costs(), 4)
+    drafters = [Guesser(1.0)]
+    loop = generate(
+        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(30), drafters=drafters, controller=controller
+    )
+    assert [this.drafted for this in run(loop, alone(engine))] == [0, 4, 6, 8, 7]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 7])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -377,3 +378,12 @@ def test_replies(bundle: Bundle, options: SamplingOptions, drafter: str, monkeyp
     assert together.logprobs == alone.logprobs
     if drafter == "none":
         assert together.stats.target_forwards == alone.stats.target_forwards == len(alone.token_ids) - 1
+
+
+def test_tokens_without_a_draft_are_no_accepted_ones(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "AT_ONCE_S", 1e6)  # several forwards in a call, on however busy a machine
+    with ondevice.load(tiny, threads=1) as model:
+        steps = list(model.stream([1, 2, 3], drafter="none", max_new_tokens=20, temperature=0.0, ignore_eos=True))
+    assert max(len(step.token_ids) for step in steps) > 1
+    assert {step.accepted for step in steps} == {0}
+    assert {piece.origin for step in steps for piece in step.pieces} == {"plain"}
