@@ -106,15 +106,16 @@ export function join() {
 }
 
 /* Call `act` while no other tab does so for this reply; ends when it was called. Pages from elsewhere than this machine have no
-locks without HTTPS. */
+locks without HTTPS, and a browser that is to keep nothing refuses them. */
 function alone(id, act) {
   return new Promise((resolve) => {
+    let done = null;
     const call = () => {
-      const done = act();
+      done = act();
       resolve();
       return done;
     };
-    if (navigator.locks) navigator.locks.request(`ondevice.reply.${id}`, call);
+    if (navigator.locks) navigator.locks.request(`ondevice.reply.${id}`, call).catch(() => done ?? call());
     else call();
   });
 }

@@ -47,6 +47,8 @@ export function onChange(act) {
 addEventListener("storage", ({ key }) => {
   if (key === null || key.startsWith(PREFIX)) listener(key?.slice(PREFIX.length), true);
 });
+// a page to which the browser has gone back as it was left: meanwhile it was told of nothing
+addEventListener("pageshow", ({ persisted }) => persisted && listener(undefined, true));
 
 /* The newest state of a conversation; null if there is none of this id. */
 export function conversation(id) {

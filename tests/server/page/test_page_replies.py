@@ -224,6 +224,16 @@ def test_two_tabs_show_the_same(open_page, serve_toy, gate):
         expect(other.locator(".turn")).to_have_count(0)
 
 
+def test_a_page_to_which_the_browser_goes_back_shows_what_other_tabs_have_changed(open_page, served):
+    """It was kept as it was left, and no event reached it meanwhile, as none reaches the tab that changes something."""
+    page = open_page(served)
+    kept = json.dumps({"messages": [{"role": "user", "content": "first"}]})
+    page.evaluate("kept => { localStorage['ondevice.conversation.first'] = kept; }", kept)
+    expect(page.locator("#list .name")).to_have_count(0)
+    page.evaluate("() => { dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true })); }")
+    expect(page.locator("#list .name")).to_have_text("first")
+
+
 def test_a_new_chat_leaves_the_reply_running(open_page, serve_toy, gate):
     with serve_toy() as served:
         page = open_page(served)
@@ -577,7 +587,8 @@ def test_a_browser_without_room(open_page, scripted):
 
 NO_STORAGE = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
     Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
-}"""
+}
+LockManager.prototype.request = async () => { throw new DOMException("denied", "SecurityError"); };"""
 NO_ROOM = "Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError'); };"
 
 
