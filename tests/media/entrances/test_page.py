@@ -406,6 +406,15 @@ def test_an_empty_chat_says_what_the_model_reads(open_page: Any, scripted: Scrip
     expect(page.locator("#attached li")).to_have_count(1)
 
 
+def test_the_buttons_fit_into_a_narrow_window(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    resize(page, 320, 640)
+    for name in ("#attach", "#record", "#thinking-option", "#send"):
+        expect(page.locator(name)).to_be_visible()
+    right = "each => each.getBoundingClientRect().right"
+    assert page.locator("#send").evaluate(right) < page.locator("#form").evaluate(right)
+
+
 def test_an_imported_conversation_has_its_files(open_page: Any, scripted: Scripted, tmp_path: Path) -> None:
     page = open_page(scripted.served)
     give(page, "paste", file())
