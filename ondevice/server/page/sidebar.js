@@ -52,6 +52,7 @@ function addItem(each) {
     return;
   }
   const name = addButton(item, "name", each.title, () => acts.open(each.id));
+  name.dir = "auto"; // what does not fit is cut at its end
   if (each.isWriting) add(add(name, "span", "dot"), "span", "unseen", " (writing)");
   if (each.excerpt) add(name, "span", "excerpt", each.excerpt);
   if (each.id !== openId) return;
