@@ -6,13 +6,14 @@ const OPEN_BLOCKS = 2; // the next characters can join the last block to the one
 const LABEL_MS = 2000; // for which a button says that it has copied
 const BUSY_SHARE = 0.2; // of the time may go into rendering: a long block that is rendered again takes long
 const LONGEST_COLOURED = 30_000; // characters of a code block
+const DEEPEST = 40; // elements in each other: lists of that depth are as wide as the page
 const ADDRESS = /^(https?:|mailto:)/i;
 const ENTITY = /&(#\d{1,7}|#x[\da-f]{1,6}|\w{1,31});/gi;
 const DISPLAYED = /^(?:\$\$([^$]+?)\$\$|\\\[([^]+?)\\\])/;
 const INLINE = /^(?:\$(?![\s$])((?:\\.|[^\\$`\n])+?)(?<!\s)\$(?!\w)|\\\(([^]+?)\\\))/; // not the $5 and the $6 of a price
 
 const libraries = {
-  math: { load: () => loadScript("vendor/temml.js").then(() => globalThis.temml) },
+  math: { load: () => Promise.all([loadScript("vendor/temml.js"), loadStyle("vendor/temml.css")]).then(() => globalThis.temml) },
   colours: { load: () => import("./vendor/highlight.js").then((module) => module.default) },
 };
 
@@ -64,12 +65,14 @@ export function addCopyButton(parent, label, read) {
   button.setAttribute("aria-label", label);
 }
 
-function loadScript(address) {
+function load(kind, fields) {
   return new Promise((resolve, reject) => {
-    const script = add(document.head, "script", "");
-    Object.assign(script, { onload: resolve, onerror: reject, src: address });
+    Object.assign(add(document.head, kind, ""), { onload: resolve, onerror: reject, ...fields });
   });
 }
+
+const loadScript = (src) => load("script", { src });
+const loadStyle = (href) => load("link", { rel: "stylesheet", href });
 
 /* Call `act` with a library, now or when it is there; never if it cannot be loaded. */
 function use(library, act) {
@@ -81,8 +84,10 @@ function use(library, act) {
   library.loading.then(act, () => null);
 }
 
+let depth = 0; // of the elements that are being made
+
 /* The elements of a Markdown text. A model that repeats itself writes thousands of quotes or lists in each other: what is too deep
-for the stack is shown as it is written. */
+for the page, or for the stack of a browser, is shown as it is written. */
 function elementsOf(text) {
   const made = document.createDocumentFragment();
   try {
@@ -105,7 +110,13 @@ function blocksOf(text) {
 }
 
 function makeAll(parent, tokens) {
-  for (const token of tokens) (MAKERS[token.type] ?? makeText)(parent, token);
+  depth += 1;
+  try {
+    if (depth > DEEPEST) throw new RangeError("too deep");
+    for (const token of tokens) (MAKERS[token.type] ?? makeText)(parent, token);
+  } finally {
+    depth -= 1;
+  }
 }
 
 /* A function that makes an element of a kind, with what is in the token. */

@@ -467,6 +467,7 @@ def test_the_page_is_small(open_page, served):
         "recorder.js",
         "vendor/highlight.js",
         "vendor/noto-sans-math.woff2",
+        "vendor/temml.css",
         "vendor/temml.js",
     }
     assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in names) < 60_000
