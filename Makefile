@@ -51,6 +51,10 @@ pair: $(BUNDLE)/bundle.json
 check: lint
 	$(BIN)/python -m pytest -q tests/project/test_architecture.py tests/project/test_public_api.py tests/project/test_contributing.py
 
+# Processes of the tests take all cores: threads of BLAS and torch would spin for cores that other processes have.
+test slow: export OPENBLAS_NUM_THREADS = 1
+test slow: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
