@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -16,7 +19,7 @@ from ondevice.engines.ort import OrtEngine
 from ondevice.engines.simd.layer_inputs import LayerInputs, Show
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import CheckpointError, PromptError, UsageError
-from ondevice.quality import measure
+from ondevice.quality import measure, text_ids
 from ondevice_export import export
 from ondevice_export.calibration import rounding, source
 from ondevice_export.calibration.round_block import nearest_code
@@ -181,63 +184,60 @@ def test_a_matrix_whose_factors_come_late_is_rounded_by_them_when_all_others_are
     assert written == 2 * weights.size
 
 
-def quality_of(bundle: Path, reference: Path, ids: list[int]) -> float:
-    engine, other = OrtEngine(Bundle.open(bundle), 1), OrtEngine(Bundle.open(reference), 1)
-    found = measure(engine, other, ids, None).kl.value
-    engine.close()
-    other.close()
-    return found
+Export = Callable[[int, bool], Path]
+QualityOf = Callable[[int, bool], float]
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A text to calibrate with, Python code as the pair was trained on, and another one to measure with."""
-    code = Path(export.__code__.co_filename).read_text("utf-8")
+    """A text to calibrate with, Python code as the pair was trained on, some 1,600 tokens; and another text."""
+    code = Path(export.__code__.co_filename).read_text("utf-8")[:5000]
     path = tmp_path_factory.mktemp("texts") / "code.py"
     path.write_text(code, "utf-8")
     return path, Path(__file__).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(REFERENCE / "target", tmp_path_factory.mktemp("original") / "b", quantize="none", drafter="none")
+def exported(tmp_path_factory: pytest.TempPathFactory, texts: tuple[Path, str]) -> Export:
+    """A function: (bits of the head, whether it is calibrated) -> a bundle of int4 weights."""
+
+    @cache
+    def make(bits: int, calibrates: bool) -> Path:
+        return export(
+            REFERENCE / "target", tmp_path_factory.mktemp("exported") / "b", quantize="int4", head_bits=bits,
+            drafter="none", heads="none", calibrate=str(texts[0]) if calibrates else None,
+        )  # fmt: skip
+
+    return make
 
 
-def test_a_calibrated_export_is_closer_to_the_checkpoint(
-    tmp_path: Path, texts: tuple[Path, str], original: Path
-) -> None:
-    """Same formats and sizes; KL on a text that it was not calibrated with."""
-    text, other = texts
-    plain, calibrated = (
-        export(REFERENCE / "target", tmp_path / name, quantize="int4", drafter="none", heads="none", calibrate=given)
-        for name, given in (("plain", None), ("calibrated", str(text)))
-    )
-    sizes = [Bundle.open(each).manifest.weight_bytes for each in (plain, calibrated)]
-    assert sizes[0] == sizes[1]
-    tables = [Bundle.open(each).manifest.tensors["target.onnx"].tensors for each in (plain, calibrated)]
-    assert tables[0] == tables[1]
-    from ondevice.quality import text_ids
+@pytest.fixture(scope="module")
+def divergence(tmp_path_factory: pytest.TempPathFactory, exported: Export, texts: tuple[Path, str]) -> QualityOf:
+    """A function: (as of `exported`) -> KL from the checkpoint, on 2,048 tokens that it was not calibrated with."""
+    original = export(REFERENCE / "target", tmp_path_factory.mktemp("original") / "b", quantize="none", drafter="none")
 
-    ids = text_ids(other, Bundle.open(plain), Bundle.open(original))
-    before, after = (quality_of(each, original, ids) for each in (plain, calibrated))
-    assert after < 0.8 * before
+    @cache
+    def compare(bits: int, calibrates: bool) -> float:
+        bundle, reference = Bundle.open(exported(bits, calibrates)), Bundle.open(original)
+        ids = text_ids(texts[1], bundle, reference)[:2048]
+        with closing(OrtEngine(bundle, 1)) as engine, closing(OrtEngine(reference, 1)) as other:
+            return measure(engine, other, ids, None).kl.value
+
+    return compare
 
 
-def test_a_head_of_4_bits_is_calibrated_too(tmp_path: Path, texts: tuple[Path, str], original: Path) -> None:
+def test_a_calibrated_export_is_closer_to_the_checkpoint(exported: Export, divergence: QualityOf) -> None:
+    """Same formats and sizes."""
+    plain, calibrated = (Bundle.open(exported(8, calibrates)).manifest for calibrates in (False, True))
+    assert plain.weight_bytes == calibrated.weight_bytes
+    assert plain.tensors["target.onnx"].tensors == calibrated.tensors["target.onnx"].tensors
+    assert divergence(8, True) < 0.8 * divergence(8, False)
+
+
+def test_a_head_of_4_bits_is_calibrated_too(divergence: QualityOf) -> None:
     """The loss that 4 bits for the token table add, with calibration and without."""
-    text, other = texts
-    from ondevice.quality import text_ids
-
-    ids, found = None, {}
-    for calibrate in (None, str(text)):
-        for bits in (8, 4):
-            place = export(
-                REFERENCE / "target", tmp_path / f"{bits}-{calibrate is None}", quantize="int4", head_bits=bits,
-                drafter="none", heads="none", calibrate=calibrate,
-            )  # fmt: skip
-            ids = ids or text_ids(other, Bundle.open(place), Bundle.open(original))
-            found[bits, calibrate is None] = quality_of(place, original, ids)
-    assert found[4, False] - found[8, False] < 0.92 * (found[4, True] - found[8, True])
+    added, added_without = (divergence(4, calibrates) - divergence(8, calibrates) for calibrates in (True, False))
+    assert added < 0.92 * added_without
 
 
 def test_progress_counts_the_text(tmp_path: Path, texts: tuple[Path, str]) -> None:
@@ -289,7 +289,7 @@ def test_an_export_that_was_ended_goes_on(tmp_path: Path, texts: tuple[Path, str
 def test_another_export_begins_anew(tmp_path: Path, texts: tuple[Path, str], calibrates: bool) -> None:
     """With another text, or without calibration."""
     text, directory, notes = tmp_path / "text", tmp_path / ".out.calibration", list[str]()
-    text.write_text(texts[1])
+    text.write_text(texts[1][:5000])
     with pytest.raises(Ended):
         calibrated(tmp_path / "out", texts[0], 0.6, [])
     assert directory.exists()
