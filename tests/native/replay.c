@@ -1,10 +1,14 @@
-/* Runs one call of the kernel `run` of a Windows library: replay.exe LIBRARY SYMBOL CALL RESULT.
+/* Runs calls of the kernel `run` of a Windows library on the memory of another process: replay.exe LIBRARY SYMBOL
 
-   CALL holds the number of arguments, the arguments, the ranges of memory that the kernel may use, and their content:
-   see windows_run.py.
-   The memory is mapped at the same addresses as in the process that recorded the call, so that every pointer in it is
-   valid here. RESULT gets the 8-byte words that the kernel changed: address and new value of each. */
+   Standard input has one call after the other, in numbers of 8 bytes: the number of arguments, the arguments, and three
+   lists, each behind its length: slots of blocks of memory that are gone; slots and addresses of new blocks, full of
+   zeros; and slots and contents of blocks that have changed. See windows_run.py. A block has the address that it has in
+   the other process, so that every pointer in it is valid here.
+   The answer to a call, on standard output: RUNS before the kernel is called; behind it slots and contents of the blocks
+   that the kernel changed, and END. */
 
+#include <fcntl.h>
+#include <io.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,79 +17,104 @@
 
 #define ARGUMENTS 15
 #define BLOCK 65536 /* what VirtualAlloc aligns addresses to */
+#define SLOTS 32768
+#define RUNS 1
+#define END -1
 
 typedef int64_t i64;
 typedef i64 (*Run)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64);
 
-static void take(void *into, size_t size, FILE *file)
+static char *blocks[SLOTS], *before[SLOTS]; /* what the block held before the call */
+
+static void take(void *into, size_t size)
 {
-    if (fread(into, 1, size, file) != size) {
+    if (fread(into, 1, size, stdin) != size) {
         fprintf(stderr, "the call is cut off\n");
         exit(2);
     }
 }
 
+static i64 number(void)
+{
+    i64 found;
+    take(&found, sizeof found);
+    return found;
+}
+
+static void give(i64 number)
+{
+    fwrite(&number, sizeof number, 1, stdout);
+}
+
+static void take_memory(void)
+{
+    for (i64 left = number(); left; left--) {
+        i64 slot = number();
+        VirtualFree(blocks[slot], 0, MEM_RELEASE);
+        blocks[slot] = NULL;
+    }
+    for (i64 left = number(); left; left--) {
+        i64 slot = number();
+        char *wanted = (char *)number();
+        blocks[slot] = VirtualAlloc(wanted, BLOCK, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+        if (blocks[slot] != wanted) {
+            fprintf(stderr, "address %p is taken\n", wanted);
+            exit(3);
+        }
+        if (before[slot] == NULL)
+            before[slot] = malloc(BLOCK);
+        memset(before[slot], 0, BLOCK);
+    }
+    for (i64 left = number(); left; left--) {
+        i64 slot = number();
+        take(blocks[slot], BLOCK);
+        memcpy(before[slot], blocks[slot], BLOCK);
+    }
+}
+
+static void give_changes(void)
+{
+    for (i64 slot = 0; slot < SLOTS; slot++)
+        if (blocks[slot] != NULL && memcmp(blocks[slot], before[slot], BLOCK) != 0) {
+            memcpy(before[slot], blocks[slot], BLOCK);
+            give(slot);
+            fwrite(blocks[slot], 1, BLOCK, stdout);
+        }
+    give(END);
+}
+
 int main(int count, char **words)
 {
-    if (count != 5)
+    if (count != 3)
         return 2;
+    _setmode(_fileno(stdin), _O_BINARY);
+    _setmode(_fileno(stdout), _O_BINARY);
     HMODULE library = LoadLibraryA(words[1]);
     if (library == NULL) {
         fprintf(stderr, "cannot load %s: error %lu\n", words[1], GetLastError());
         return 2;
     }
     Run run = (Run)(void *)GetProcAddress(library, words[2]);
-    FILE *call = fopen(words[3], "rb");
-    FILE *result = fopen(words[4], "wb");
-    if (run == NULL || call == NULL || result == NULL) {
-        fprintf(stderr, "cannot open the kernel or a file\n");
+    if (run == NULL) {
+        fprintf(stderr, "there is no kernel %s\n", words[2]);
         return 2;
     }
-    i64 given, a[ARGUMENTS], ranges, blocks;
-    take(&given, 8, call);
-    if (given != ARGUMENTS) {
-        fprintf(stderr, "the kernel has %lld arguments, this program passes %d\n", (long long)given, ARGUMENTS);
-        return 2;
-    }
-    take(a, sizeof a, call);
-    take(&ranges, 8, call);
-    i64(*range)[2] = malloc(ranges * 16);
-    take(range, ranges * 16, call);
-    for (i64 i = 0; i < ranges; i++) {
-        void *wanted = (void *)range[i][0];
-        if (VirtualAlloc(wanted, range[i][1], MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE) != wanted) {
-            fprintf(stderr, "address %p is taken\n", wanted);
-            return 3;
+    i64 given, a[ARGUMENTS];
+    while (fread(&given, sizeof given, 1, stdin) == 1) {
+        if (given != ARGUMENTS) {
+            fprintf(stderr, "the kernel has %lld arguments, this program passes %d\n", (long long)given, ARGUMENTS);
+            return 2;
         }
-    }
-    take(&blocks, 8, call);
-    for (i64 i = 0; i < blocks; i++) {
-        i64 address;
-        take(&address, 8, call);
-        take((void *)address, BLOCK, call);
-    }
-    char **before = malloc(ranges * sizeof(char *));
-    for (i64 i = 0; i < ranges; i++) {
-        before[i] = malloc(range[i][1]);
-        memcpy(before[i], (void *)range[i][0], range[i][1]);
-    }
-    fprintf(stderr, "the kernel runs\n"); /* what ends the process from here on is the kernel's */
-    fflush(stderr);
-    if (run(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]) == INT64_MIN) {
-        fprintf(stderr, "the kernel failed\n");
-        return 2;
-    }
-    for (i64 i = 0; i < ranges; i++) {
-        i64 *now = (i64 *)range[i][0], *then = (i64 *)before[i];
-        for (i64 k = 0; k < range[i][1] / 8; k++)
-            if (now[k] != then[k]) {
-                i64 pair[2] = {(i64)(now + k), now[k]};
-                fwrite(pair, 16, 1, result);
-            }
-    }
-    if (fclose(result) != 0) {
-        fprintf(stderr, "cannot write the result\n");
-        return 2;
+        take(a, sizeof a);
+        take_memory();
+        give(RUNS); /* what ends the process from here on is the kernel's */
+        fflush(stdout);
+        if (run(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]) == INT64_MIN) {
+            fprintf(stderr, "the kernel failed\n");
+            return 2;
+        }
+        give_changes();
+        fflush(stdout);
     }
     return 0;
 }
