@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from ondevice.native import library, shipping
 from ondevice.native.features import native_features
 from ondevice.native.library import CHOICE, SHIPPED
 from ondevice.native.sets import PLATFORMS, SETS, native_platform
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Once
 from tests.simd.outputs import digest
 
 NAME = "windows-x86_64"
@@ -37,21 +38,31 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(once: Once) -> Path:
     """A directory with the Windows programs that load a library: `replay.exe` and `barrier.exe`."""
     pytest.importorskip("ziglang")
-    out = tmp_path_factory.mktemp("programs")
-    for name in ("replay", "barrier"):
-        source, program = Path(__file__).with_name(f"{name}.c"), out / f"{name}.exe"
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O2", "-o", str(program)]
-        subprocess.run([*command, str(source)], check=True)
-    return out
+    # `-s`, as the libraries are linked: zig compiles its C library for Windows, 160 s, for each set of options.
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", PLATFORMS[NAME].linked_as, "-s", "-O2"]
+
+    def compile_all(out: Path) -> None:
+        for name in ("replay", "barrier"):
+            source, program = Path(__file__).with_name(f"{name}.c"), out / f"{name}.exe"
+            subprocess.run([*compiler, "-o", str(program), str(source)], check=True)
+
+    return once("windows-programs", compile_all)
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory for libraries that have to be built."""
-    return tmp_path_factory.mktemp("kernels")
+def library_of(once: Once) -> Callable[[str], Path]:
+    """A function: name of a set -> its library, which is built if it is missing."""
+
+    def find(name: str) -> Path:
+        dll = SHIPPED / NAME / f"{name}.dll"
+        if _is_current(dll):
+            return dll
+        return once(f"windows-{name}", lambda out: shipping.ship(name, NAME, out)) / NAME / dll.name
+
+    return find
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +73,14 @@ def bits_of_linux(reference_bundle: Path) -> str:
 
 @pytest.mark.parametrize("name", SETS_HERE)
 def test_a_windows_library_computes_the_bits_of_linux(
-    name: str, programs: Path, libraries: Path, reference_bundle: Path, bits_of_linux: str, tmp_path: Path
+    name: str,
+    programs: Path,
+    library_of: Callable[[str], Path],
+    reference_bundle: Path,
+    bits_of_linux: str,
+    tmp_path: Path,
 ) -> None:
-    dll = library_of(name, libraries)
+    dll = library_of(name)
     environment = {**os.environ, CHOICE: name, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
     program = programs / "replay.exe"
     command = [sys.executable, "-m", "tests.native.windows_run", str(dll), str(program), str(reference_bundle)]
@@ -75,22 +91,16 @@ def test_a_windows_library_computes_the_bits_of_linux(
     assert found == bits_of_linux
 
 
-def test_threads_that_sleep_at_the_barrier_are_woken(programs: Path, libraries: Path, tmp_path: Path) -> None:
+def test_threads_that_sleep_at_the_barrier_are_woken(
+    programs: Path, library_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Ten threads on fewer cores, by `WaitOnAddress`: a test of waking, which ends only if every thread is woken."""
-    command = ["wine", str(programs / "barrier.exe"), str(library_of(SETS_HERE[0], libraries)), run.symbol]
+    command = ["wine", str(programs / "barrier.exe"), str(library_of(SETS_HERE[0])), run.symbol]
     command += [str(number) for number in (10, 200, 7, WIDTH, TICKS, SLOTS, memory._FEWEST_SPINS)]
     environment = {**os.environ, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 0
-
-
-def library_of(name: str, libraries: Path) -> Path:
-    """The library of a set, which is built if it is missing."""
-    for dll in (SHIPPED / NAME / f"{name}.dll", libraries / NAME / f"{name}.dll"):
-        if _is_current(dll):
-            return dll
-    return shipping.ship(name, NAME, libraries)
 
 
 def _is_current(dll: Path) -> bool:
