@@ -35,13 +35,16 @@ def published_bundle(once: Once, kernels: None) -> MakeBundle:
 
 @pytest.fixture(scope="module")
 def loaded(published_bundle: MakeBundle) -> Iterator[LoadModel]:
-    """A function: (name, weights, options of `ondevice.load`) -> the model, loaded where it is first asked for."""
+    """A function: (name, weights, options of `ondevice.load`) -> the model, loaded where it is first asked for.
+
+    With one thread, as `reference_model`.
+    """
     with ExitStack() as models:
 
         @cache
         def load(name: str, weights: str = "keep", engine: str = "simd", **options: Any) -> Model:
             return models.enter_context(
-                ondevice.load(published_bundle(name, weights), engine=engine, threads=2, **options)  # type: ignore[arg-type]
+                ondevice.load(published_bundle(name, weights), engine=engine, threads=1, **options)  # type: ignore[arg-type]
             )
 
         yield load

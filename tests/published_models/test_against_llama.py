@@ -69,7 +69,7 @@ def test_losses_are_those_of_llama_perplexity(published_bundle: MakeBundle, tmp_
 
 def _measure(bundle: Path, reference: Path) -> Quality:
     ids = text_ids(TEXT.read_text("utf-8"), Bundle.open(bundle), Bundle.open(reference))
-    with ondevice.load(bundle) as model, ondevice.load(reference, engine="ort") as original:
+    with ondevice.load(bundle, threads=1) as model, ondevice.load(reference, engine="ort", threads=1) as original:
         return measure(model.engine, original.engine, ids, model.manifest.first_token_id)
 
 
