@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,6 +210,29 @@ def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 Once = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def in_transformers(once: Once) -> Callable[[str], Any]:
+    """A function: name of a published GGUF file -> the model in float32 as transformers reads it from the file.
+
+    It is read once per run, which takes 20 s for SmolLM2, and then loaded as PyTorch saved it.
+    """
+
+    def load(name: str) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from tests.fixtures.published import published
+
+        def read(directory: Path) -> None:
+            gguf = published(name)
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            torch.save(model.eval(), directory / "model.pt")
+
+        return torch.load(once(f"{name}-in-transformers", read) / "model.pt", weights_only=False, mmap=True)
+
+    return load
 
 
 @pytest.fixture(scope="session")

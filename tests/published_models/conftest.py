@@ -51,14 +51,6 @@ def loaded(published_bundle: MakeBundle) -> Iterator[LoadModel]:
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Callable[[str], Any]:
-    """A function: name -> the model in float32 as transformers reads it from the GGUF file."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    @cache
-    def read(name: str) -> Any:
-        gguf = published(name)
-        return AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
-
-    return read
+def oracle(in_transformers: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`in_transformers`, where each model is loaded once."""
+    return cache(in_transformers)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -360,10 +361,11 @@ def test_the_hub_is_asked_for_one_file(llama: tuple[Path, Any], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_published_files_in_float32_write_what_transformers_writes(name: str, tmp_path: Path) -> None:
-    path = published(name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    bundle = export(path, tmp_path / "bundle", quantize="none")
+def test_published_files_in_float32_write_what_transformers_writes(
+    name: str, tmp_path: Path, in_transformers: Callable[[str], Any]
+) -> None:
+    model = in_transformers(name)
+    bundle = export(published(name), tmp_path / "bundle", quantize="none")
     with ondevice.load(bundle, engine="ort", threads=1) as loaded:
         ids = loaded.encode("The capital of France is Paris, and 2 + 2 = 4.\n")
         found = loaded.generate(ids, max_new_tokens=8, temperature=0.0, drafter="none").token_ids
