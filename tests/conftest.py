@@ -225,8 +225,9 @@ def in_transformers(once: Once) -> Callable[[str], Any]:
 
         from tests.fixtures.published import published
 
+        gguf = published(name)
+
         def read(directory: Path) -> None:
-            gguf = published(name)
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             torch.save(model.eval(), directory / "model.pt")
 
