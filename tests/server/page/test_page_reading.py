@@ -89,6 +89,15 @@ def test_lines_and_columns_of_math(open_page, scripted):
     assert page.locator("math").first.evaluate("each => getComputedStyle(each).fontFamily").startswith('"page math"')
 
 
+def test_equations_are_numbered_within_a_reply(open_page, scripted):
+    page = open_page(scripted.served)
+    for replies in (1, 2):
+        answered(page, scripted, r"$$\begin{align} a &= b \\ c &= d \end{align}$$")
+        expect(page.locator(".body .tml-eqn")).to_have_count(2 * replies)
+        numbers = page.locator(".body").last.evaluate("each => getComputedStyle(each).counterReset")
+        assert numbers == "tmlEqnNo 0"
+
+
 def test_colours_of_code(open_page, scripted):
     """Their library comes with the first block of a language; other blocks stay as they are."""
     page = open_page(scripted.served)
@@ -228,8 +237,8 @@ those of Firefox and Safari are not."""
 @pytest.mark.parametrize("kind", NESTED)
 def test_deep_nesting_is_shown_as_text(open_page, scripted, kind):
     page = open_page(scripted.served)
-    answered(page, scripted, r"$\sqrt{2}$")
-    expect(page.locator(".body msqrt")).to_be_visible()
+    answered(page, scripted, "> " * 20 + r"$\sqrt{2}$")
+    expect(page.locator(f".body {'blockquote ' * 20} msqrt")).to_be_visible()
     events = [text(NESTED[kind]), {"type": "response.round", "round": A_ROUND}]
     page.route("**/v1/responses", lambda route: route.fulfill(content_type="text/event-stream", body=stream(events)))
     send(page, "Deep?")
