@@ -125,7 +125,7 @@ class WindowsProcess:
             while (slot := int(self._answers(1)[0])) != END:
                 self._take(slot, self._answers(BLOCK // 8))
         except EOFError:
-            raise SystemExit("the kernel failed") from None
+            raise SystemExit(f"the process ended with {self._process.wait():#x} in the kernel") from None
 
     def _send(self, numbers: Sequence[int]) -> None:
         assert self._process.stdin is not None
