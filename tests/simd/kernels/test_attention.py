@@ -37,6 +37,7 @@ def run(
     length: int,
     window: int,
     block_stop: npt.NDArray[np.int64] | None = None,
+    threads: int = 1,
 ) -> twins.Quantized:
     """Run attention for the wanted rows of a tree.
 
@@ -45,6 +46,7 @@ def run(
         cache: keys and values of one head, [2, units]
         window: number of positions that a row attends to, of those up to its own.
         block_stop: as in `ForwardState.set_rows`.
+        threads: how many the work is divided for; one does all of it.
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
@@ -67,7 +69,7 @@ def run(
         )
     )
     claims = np.zeros(1, np.int64)
-    attend_share(np.array(row), state.slots, 0, 1, claims.ctypes.data)
+    attend_share(np.array(row), state.slots, 0, threads, claims.ctypes.data)
     assert not scratch._counters.any()
     return read_records(records, count)
 
@@ -135,6 +137,19 @@ def test_rows_together_are_rows_alone(
     together = run(query, cache, tree, list(range(count)), length, window)
     for row in range(0, count, 7):
         assert_same(together, row, run(query[row : row + 1], cache, tree, [row], length, window), 0)
+
+
+@pairwise(kind=get_args(KVCacheType), count=[1, 5, 9, SPLIT_ROWS + 9], length=[40, PART - 4], threads=[2, 3, 8, 64])
+def test_any_number_of_threads_gets_the_same_bits(kind: KVCacheType, count: int, length: int, threads: int) -> None:
+    """It decides how many pairs a unit of work has: whole tiles, or a part of one."""
+    rng = np.random.default_rng(count)
+    tree, rows = TokenTree.chain(range(count)), list(range(count))
+    cache = cache_of(rng.standard_normal((2, length + count, HEAD_DIM)).astype(np.float32), kind)
+    query = rng.standard_normal((count, 3, HEAD_DIM)).astype(np.float32)
+    alone = run(query, cache, tree, rows, length, 5000)
+    shared = run(query, cache, tree, rows, length, 5000, threads=threads)
+    for row in rows:
+        assert_same(shared, row, alone, row)
 
 
 @pairwise(kind=get_args(KVCacheType), length=[0, 37, PART - 20], window=[3, 21, 5000], size=[2, SPLIT_ROWS - 4, 40])

@@ -108,8 +108,9 @@ def parts_of(state: np.ndarray, pairs: Pairs) -> Any:
 
 @kernel
 def share_of_pairs(bits: int, total: int, threads: int) -> Any:
-    """The number of pairs in a unit of work: whole tiles, or a part of one if there are few pairs. Several threads have
-    two units each or more: with three KV heads and a unit for each, two threads took as long as for four.
+    """The number of pairs in a unit of work: whole tiles, or if there are few pairs a part of one, of four or more.
+    Several threads have two units each, as far as that allows: with three KV heads and a unit for each, two threads
+    took as long as for four.
 
     bits : bits of a cached number
     total : number of pairs, each counted once per part
