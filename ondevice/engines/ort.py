@@ -48,7 +48,7 @@ from ondevice.engines.protocol import (
 )
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
-from ondevice.errors import BundleCorruptError, UsageError, reason
+from ondevice.errors import BundleCorruptError, UsageError, pass_on, reason
 from ondevice.machine import ForkGuard
 
 
@@ -458,9 +458,14 @@ def meaning(error: Exception, task: str) -> Exception:
 
     Args:
         task: what it was doing: `run this bundle's graphs`.
+
+    Raises:
+        Exception: the error itself, if it is none of ONNX Runtime: see `pass_on`.
     """
     if isinstance(error, MemoryError) or SHORT.search(str(error)) is not None:
         return MemoryError(f"not enough memory for onnxruntime to {task}")
+    if not type(error).__module__.startswith("onnxruntime."):
+        pass_on(error)
     return BundleCorruptError(f"onnxruntime cannot {task} ({reason(error)}): export the bundle again")
 
 

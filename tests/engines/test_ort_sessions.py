@@ -338,6 +338,22 @@ def test_a_lack_of_memory_is_told_from_a_broken_graph(
     assert_holds(session, tokens(30))
 
 
+def test_an_exception_of_a_signal_handler_is_no_broken_graph(
+    bundle: Bundle, engine: OrtEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a time limit that ends while a graph is run."""
+    session = opened(engine, tokens(30))
+    with monkeypatch.context() as patched:
+        patched.setattr(session._bound, "_graph", SimpleNamespace(run_with_iobinding=_raising(TimeoutError())))
+        with pytest.raises(TimeoutError):
+            forward(session, [7], [0])
+    with monkeypatch.context() as patched:
+        patched.setattr("onnxruntime.InferenceSession", _raising(TimeoutError()))
+        with pytest.raises(TimeoutError):
+            OrtEngine(bundle, threads=1)
+    assert_holds(session, tokens(30))
+
+
 def _shortage(arena: bool) -> Exception:
     """ONNX Runtime's own error where a node's output has 2**58 bytes."""
     nodes = [helper.make_node("Expand", ["value", "shape"], ["out"])]
