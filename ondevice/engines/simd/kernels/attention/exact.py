@@ -120,7 +120,7 @@ def share_of_pairs(bits: int, total: int, threads: int) -> Any:
         share //= 2
     if share >= tile:
         return min(MAX_PAIRS, share) // tile * tile
-    return max(4, share)
+    return max(4, tile_size(bits, share))
 
 
 @kernel
