@@ -42,9 +42,10 @@ from training.precision import PRODUCTS
 from training.run import Run, hardware, spent_budget
 
 from benchmarks.command import run_command
-from ondevice.bundle import Bundle
+from ondevice.bundle import Bundle, sha256
 from ondevice_export import export as export_bundle
 from ondevice_export.checkpoint.source import locate
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 MODELS = Path(__file__).resolve().parent.parent
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
@@ -276,13 +277,13 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def digest(target: Path) -> str:
-    """Of a GGUF file, or of a checkpoint's configuration, tokenizer and weights: two targets may have the same name."""
+    """The sha256 of a GGUF model, or of a checkpoint's configuration, tokenizer and weights: names may be alike."""
+    if target.is_file():
+        with GgufCheckpoint(target) as checkpoint:
+            return checkpoint.sha256()
     kinds = {".json", ".jinja", ".safetensors"}
-    whole = hashlib.sha256()
-    for path in [target] if target.is_file() else sorted(each for each in target.iterdir() if each.suffix in kinds):
-        with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+    hashes = [sha256(path) for path in sorted(target.iterdir()) if path.suffix in kinds]
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def open_target(path: Path, device: torch.device) -> FrozenTarget:
