@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.kernels.contract.entries import TICKS, run
+from ondevice.engines.simd.kernels.contract.entries import THREADS, run
 from ondevice.engines.simd.kernels.contract.slots import SLOTS
 from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.engines.simd.kernels.isa import memory
@@ -96,7 +96,7 @@ def test_threads_that_sleep_at_the_barrier_are_woken(
 ) -> None:
     """Ten threads on fewer cores, by `WaitOnAddress`: a test of waking, which ends only if every thread is woken."""
     command = ["wine", str(programs / "barrier.exe"), str(library_of(SETS_HERE[0])), run.symbol]
-    command += [str(number) for number in (10, 200, 7, WIDTH, TICKS, SLOTS, memory._FEWEST_SPINS)]
+    command += [str(number) for number in (10, 200, 7, WIDTH, THREADS, SLOTS, memory._FEWEST_SPINS)]
     environment = {**os.environ, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr

@@ -13,11 +13,11 @@ from benchmarks.speed.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.contract.entries import SLEEPERS, TICKS
+from ondevice.engines.simd.kernels.contract.entries import LINE, SLEEPERS, SPINS, THREADS
 from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, SLOTS
 from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.engines.simd.kernels.isa import memory
-from ondevice.engines.simd.kernels.isa.memory import claim_part
+from ondevice.engines.simd.kernels.isa.memory import claim_part, first_unit
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.forwards import run
 
@@ -74,7 +74,7 @@ def test_threads_that_sleep_at_the_barrier_are_woken() -> None:
     lines, slept = pool._counters._lines, False
     for _ in range(300):
         pool._run(NOTHING, STATE, 10)
-        slept |= any(lines[TICKS + thread, 2] == memory._FEWEST_SPINS for thread in range(10))
+        slept |= any(lines[THREADS + thread, SPINS] == memory._FEWEST_SPINS for thread in range(10))
     assert slept
     assert pool._counters.arrivals == 300 * 10 * len(NOTHING)
     pool.close()
@@ -108,17 +108,39 @@ def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("units", [0, 1, 2, 5, 16, 96, 1000])
-def test_every_unit_of_a_step_is_claimed_once_and_parts_get_smaller(units: int, threads: int) -> None:
-    counter, parts = np.zeros(1, np.int64), []
-    while (part := claim_part(counter.ctypes.data, units, threads))[0] < part[1]:
-        parts.append(part)
-    assert [unit for start, stop in parts for unit in range(start, stop)] == list(range(units))
-    sizes = [stop - start for start, stop in parts]
-    assert sizes == sorted(sizes, reverse=True)
-    if threads > 1 and units:
-        assert sizes[-1] == 1
-    start, stop = claim_part(counter.ctypes.data, units, threads)
-    assert start >= stop
+def test_every_unit_of_a_step_is_claimed_once(units: int, threads: int) -> None:
+    """Threads claim in a random order, some seldom; each claims its own share from front to end before others'."""
+    rng = np.random.default_rng(units)
+    for _ in range(20):
+        counters = np.zeros((threads, LINE // 8), np.int64)
+        odds = rng.random(threads) ** 4 + 1e-3
+        firsts = [first_unit(units, thread, threads) for thread in range(threads + 1)]
+        nexts, ends, claimed, left = firsts[:-1], firsts[1:], list[int](), set(range(threads))
+        while left:
+            some = sorted(left)
+            thread = int(rng.choice(some, p=odds[some] / odds[some].sum()))
+            start, stop = claim_part(counters.ctypes.data, units, thread, threads)
+            claimed += range(start, stop)
+            owner = next((each for each in range(threads) if firsts[each] <= start < firsts[each + 1]), None)
+            if owner is None:
+                assert start == stop
+                left.remove(thread)
+            elif owner == thread:
+                assert start == nexts[owner]
+                nexts[owner] = stop
+            else:
+                assert nexts[thread] == ends[thread], "its own share comes first"
+                assert stop == ends[owner]
+                ends[owner] = start
+        assert sorted(claimed) == list(range(units))
+
+
+def test_a_thread_takes_over_the_shares_of_threads_that_do_not_run() -> None:
+    counters, claimed = np.zeros((3, LINE // 8), np.int64), list[int]()
+    while (part := claim_part(counters.ctypes.data, 100, 1, 3))[0] < part[1]:
+        claimed += range(*part)
+    assert claimed[:33] == list(range(33, 66))
+    assert sorted(claimed) == list(range(100))
 
 
 def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:

@@ -19,7 +19,16 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.contract.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
+from ondevice.engines.simd.kernels.contract.entries import (
+    ARRIVALS,
+    CLAIMS,
+    LINE,
+    RUN_TICKS,
+    THREADS,
+    WAIT_TICKS,
+    run,
+    spin_for_next,
+)
 from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, RAN
 from ondevice.engines.simd.kernels.contract.steps import WIDTH
 from ondevice.machine import ReentrantLock
@@ -130,6 +139,7 @@ class ThreadPool:
     def _run(
         self, plan: Int64Array, state: Int64Array, threads: int, draft: tuple[Int64Array, Int64Array] | None = None
     ) -> None:
+        self._counters.reset_claims()
         arrivals, (draft_plan, draft_state) = self._counters.arrivals, draft or (plan, state)
         job = _Job(
             address_of(plan), len(plan), address_of(state), len(state),
@@ -168,13 +178,18 @@ class ThreadPool:
 
 
 class _Counters:
-    """The counters of `kernels.forward.run`. Arrivals and times only grow."""
+    """The counters of `kernels.forward.run`. Arrivals and times only grow; claims are of one run."""
 
     def __init__(self, buffers: Buffers, threads: int) -> None:
-        lines, self.address = buffers.rows(TICKS + threads, LINE // 8, np.int64)
+        lines, self.address = buffers.rows(THREADS + threads, LINE // 8, np.int64)
         self._lines = memoryview(cast(Any, lines))  # reading a few numbers through numpy takes longer
-        self._last = TICKS + threads
+        self._claims = lines[THREADS:, CLAIMS : CLAIMS + 2]
+        self._last = THREADS + threads
         self._ran = self._waited = 0
+
+    def reset_claims(self) -> None:
+        """Before a run: nothing is claimed. Behind its last barrier a thread that is stopped no longer claims."""
+        self._claims[:] = 0
 
     @property
     def arrivals(self) -> int:
@@ -189,8 +204,8 @@ class _Counters:
         """
         if threads == 1:
             return 0.0
-        ran: int = self._lines[TICKS, 0]
-        waited = sum(self._lines[line, 1] for line in range(TICKS, self._last))
+        ran: int = self._lines[THREADS, RUN_TICKS]
+        waited = sum(self._lines[line, WAIT_TICKS] for line in range(THREADS, self._last))
         share = (waited - self._waited) / max(1, threads * (ran - self._ran))
         self._ran, self._waited = ran, waited
         return share

@@ -1,7 +1,7 @@
 """Runs a plan: one call per thread executes its share of every step, with a barrier after each step.
 
 The steps are in the files that are imported here. Within a step threads either take fixed shares of the units of work,
-or claim them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
+or claim them: see `claim` and `claim_part`.
 
 A call may run the plan of one sequence several times, each time for the token that is chosen from the logits of the
 last time, with a drafter's steps between: multi-step decoding, `continue_run`.
@@ -18,7 +18,7 @@ from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row
 from ondevice.engines.simd.kernels.contract import slots, steps
-from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, RUN_TICKS, THREADS
 from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
@@ -63,18 +63,20 @@ def run(
     Returns:
         The number of arrivals when all threads are done.
     """
-    arrivals, drafts = before, state[slots.DRAFTS] > 0
+    arrivals, done, drafts = before, np.int64(0), state[slots.DRAFTS] > 0
     turns, turn = drafts or state[slots.MOST_RUNS] > 1, np.int64(slots.DRAFT if drafts else slots.FORWARD)
     if thread == 0:
         state[slots.RAN] = 1
     while turn != slots.END:
         began = ticks()
         if turn == slots.DRAFT:
-            run_steps(draft_plan, draft_state, thread, threads, counters, arrivals, scratch)
-            arrivals += threads * len(draft_plan)
+            run_steps(draft_plan, draft_state, thread, threads, counters, arrivals, done, scratch)
+            count = len(draft_plan)
         else:
-            run_steps(plan, state, thread, threads, counters, arrivals, scratch)
-            arrivals += threads * len(plan)
+            run_steps(plan, state, thread, threads, counters, arrivals, done, scratch)
+            count = len(plan)
+        arrivals += threads * count
+        done += count
         if not turns:
             break  # behind the last barrier no slot is read: the next call may write it while this thread is stopped
         if thread == 0:
@@ -92,29 +94,31 @@ def run(
 
 @kernel
 def run_steps(  # noqa: PLR0912 - numba has no jump table
-    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
-) -> None:
+    plan: np.ndarray, state: np.ndarray,
+    thread: int, threads: int, counters: int, before: int, done: int, scratch: int,
+) -> None:  # fmt: skip
     """One thread's share of every step.
 
     Args:
         plan: int64[steps, WIDTH], see `contract.steps`.
         state: the forward's slots, int64, see `contract.slots`.
         thread, threads: number of this thread, and how many take part.
-        counters: address of TICKS + threads lines, zeros before the first run.
+        counters: address of THREADS + threads lines, zeros before the first run; claims are zeros before every run.
         before: number of arrivals at the barrier before any thread began.
+        done: number of steps that this run had before.
         scratch: address of this thread's working memory.
     """
-    began, own = ticks(), counters + LINE * (TICKS + thread)
-    claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
+    began, lines = ticks(), counters + LINE * THREADS
+    own = lines + LINE * thread
     for i in range(len(plan)):
         words = plan[i]
         kind = words[0]
-        if thread == 0:  # this counter is unused until the barrier below
-            write_i64(next_claims, np.int64(0))
+        claims = lines + 8 * (CLAIMS + (done + i) % 2)
+        write_i64(own + 8 * (CLAIMS + (done + i + 1) % 2), np.int64(0))  # unused until the barrier below
         if kind == steps.PROJECT:
-            project_share(words, state, threads, claims)
+            project_share(words, state, thread, threads, claims)
         elif kind == steps.GATED:
-            gated_share(words, state, threads, claims, scratch)
+            gated_share(words, state, thread, threads, claims, scratch)
         elif kind == steps.RESIDUAL:
             residual(words, state, thread, threads)
         elif kind == steps.HEAD:
@@ -147,10 +151,7 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
         elif kind == steps.ACTIVATE:
             activate(words, state, thread, threads)
         wait_for_all(counters, thread, before + (i + 1) * threads)
-        claims, next_claims = next_claims, claims
-    if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
-        write_i64(next_claims, np.int64(0))
-    write_i64(own, read_i64(own) + ticks() - began)
+    write_i64(own + 8 * RUN_TICKS, read_i64(own + 8 * RUN_TICKS) + ticks() - began)
 
 
 @kernel

@@ -40,7 +40,7 @@ from ondevice.native.functions import kernel
 
 
 @kernel
-def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
+def project_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles]. Threads claim tiles of 16 outputs.
 
     With groups of rows, each of which has its own matrix, the tiles of all groups are claimed as one list.
@@ -50,7 +50,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     form, stride, cap = step.form, step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
     every = tiles * count_groups(groups)
-    start, stop = claim_part(claims, every, threads)
+    start, stop = claim_part(claims, every, thread, threads)
     while start < stop:
         while start < stop:
             group = read_group(groups, start // tiles, state[row_set])
@@ -65,11 +65,11 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
                 first + count,
             )
             start += count
-        start, stop = claim_part(claims, every, threads)
+        start, stop = claim_part(claims, every, thread, threads)
 
 
 @kernel
-def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
+def gated_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int, scratch: int) -> None:
     """out = function(activations @ gate.T) * (activations @ up.T, or `factor`), quantised, [rows, 32 * units].
 
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
@@ -78,7 +78,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     row_set, matrix, units, groups = step.row_set, step.matrix, step.units, step.groups
     form, factor = step.form, FloatRows(step.factor, step.factor_stride)
     every, tiles = units * count_groups(groups), units * (2 if step.factor else 4)
-    start, stop = claim_part(claims, every, threads)
+    start, stop = claim_part(claims, every, thread, threads)
     while start < stop:
         while start < stop:
             group = read_group(groups, start // units, state[row_set])
@@ -95,7 +95,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
                 first + count,
             )
             start += count
-        start, stop = claim_part(claims, every, threads)
+        start, stop = claim_part(claims, every, thread, threads)
 
 
 @kernel

@@ -11,10 +11,13 @@ _HERE = "ondevice.engines.simd.kernels"
 
 LINE = 64
 """Bytes of a cache line."""
-ARRIVALS, CLAIMS, SLEEPERS, TICKS = 0, 1, 3, 4
-"""Lines of the counters of `run`, a cache line each: 0, arrivals at the barrier; 1 and 2, claims of work; 3, threads
-that sleep at the barrier; from 4 on, for each thread, the ticks that it ran and the ticks that it waited, summed over
-all runs, and how often it reads the arrivals before it sleeps."""
+ARRIVALS, SLEEPERS, THREADS = 0, 1, 2
+"""Lines of the counters of `run`, a cache line each: 0, arrivals at the barrier; 1, threads that sleep there; from 2
+on, one for each thread."""
+RUN_TICKS, WAIT_TICKS, SPINS, CLAIMS = 0, 1, 2, 3
+"""Places in a thread's line, in int64: 0 and 1, the ticks that it ran and the ticks that it waited, summed over all
+runs; 2, how often it reads the arrivals before it sleeps; 3 and 4, counters of claimed work, zeros before a run, whose
+steps use them in turn, so that one can be reset while the other is in use."""
 
 
 @entry("forward", "i64[,] i64[] i64[,] i64[] i64 i64 i64 i64 i64", f"{_HERE}.forward")
