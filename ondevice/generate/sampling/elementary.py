@@ -6,6 +6,8 @@ rounding IEEE 754 fixes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ondevice.native.functions import kernel
@@ -92,3 +94,30 @@ def exponential(x: float) -> float:
     # In two steps: 2**exponent alone may be no normal number. At most the second is rounded.
     step = exponent >> 1
     return result * power_of_2(step) * power_of_2(exponent - step)
+
+
+# In float32, for sums of many.
+
+LEAST_32: Any = np.float32(-87.0)
+"""The smallest argument of `exponential_32`; its exponential is a normal number."""
+PER_LN2_32: Any = np.float32(PER_LN2)
+LN2_32: Any = np.float32(0.6931472)
+ROUNDER_32: Any = np.float32(1.5 * 2.0**23)
+ROUNDER_32_BITS: Any = np.int32(0x4B400000)
+FRACTION_BITS_32: Any = np.int32(23)
+
+
+@kernel
+def exponential_32(x: Any) -> Any:
+    """e**x of a float32 of at most 0, to 3e-7 of itself where x > -1, to 1e-5 elsewhere; -87 and less are taken as -87.
+    It takes a fifth of the time of `exponential`.
+    """
+    within = x if x > LEAST_32 else LEAST_32
+    rounded = np.float32(within * PER_LN2_32 + ROUNDER_32)
+    exponent = np.int32(rounded.view(np.int32) - ROUNDER_32_BITS) + np.int32(127)
+    r = within - (rounded - ROUNDER_32) * LN2_32
+    square = r * r
+    sixth, fifth = np.float32(1 / 6), np.float32(1 / 120)
+    rest = np.float32(1 / 24) + r * fifth + square * np.float32(1 / 720)
+    series = np.float32(1.0) + r + square * (np.float32(0.5) + r * sixth + square * rest)
+    return series * np.int32(np.int32(exponent) << FRACTION_BITS_32).view(np.float32)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray
-from ondevice.generate.sampling.elementary import exponential, logarithm
+from ondevice.generate.sampling.elementary import exponential, exponential_32, logarithm
+from ondevice.generate.sampling.peaks import BLOCK
 from ondevice.native.functions import kernel
 
 
@@ -18,31 +19,44 @@ def weigh(scores: Float32Array, peak: float, temperature: float, weights: Float6
         weights[at] = exponential((scores[at] - peak) / temperature)
 
 
-# Top-k, in one pass over the vocabulary.
+@kernel
+def weigh_some(scores: Float32Array, some: IndexArray, peak: float, temperature: float, weights: Float64Array) -> float:
+    """`weigh` for the scores of some indices; returns the sum of their weights."""
+    mass = 0.0
+    for at in range(len(some)):
+        weights[at] = exponential((scores[some[at]] - peak) / temperature)
+        mass += weights[at]
+    return mass
+
+
+# Top-k, and all scores from one on. Few blocks are looked at.
 
 
 LOWEST = np.finfo(np.float32).min
-TOP_K_BLOCK = 64
-"""Logits compared at a time: few blocks hold one that is among the k largest so far."""
 
 
 @kernel
-def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) -> int:
+def select_top_k(scores: Float32Array, peaks: Float32Array, largest: Float32Array, kept: IndexArray) -> int:
     """Fill `kept` with the indices of the k largest scores, and of all that equal the k-th, as transformers'
     `TopKLogitsWarper` does, ascending; return their number. -inf is never selected, because it cannot be drawn.
 
-    `largest`, float32[k], is scratch: a heap of the k largest scores so far, smallest first, whose first entry is the
-    score to reach.
+    The k-th largest score is at least the k-th largest peak, so blocks with lower peaks are left out.
+
+    peaks : of `peaks.find_peaks`
+    largest : float32[k], scratch: a heap of the k largest numbers so far, smallest first, whose first entry is the one
+        to reach
     """
     largest[:] = LOWEST
+    for number in range(len(peaks)):
+        if peaks[number] > largest[0]:
+            replace_first(largest, peaks[number])
+    largest[:] = largest[0]
     count = 0
-    for start in range(0, len(scores), TOP_K_BLOCK):
-        block = scores[start : start + TOP_K_BLOCK]
-        below = 0
-        for at in range(len(block)):
-            below += block[at] < largest[0]
-        if below == len(block):
+    for number in range(len(peaks)):
+        if peaks[number] < largest[0]:
             continue
+        start = BLOCK * number
+        block = scores[start : start + BLOCK]
         for at in range(len(block)):
             score = block[at]
             if not score < largest[0]:
@@ -57,18 +71,30 @@ def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) 
     return size
 
 
+MARGIN = 1e-5
+"""Relative margin on logits that is larger than the rounding of float32."""
+
+
 @kernel
-def select_reaching(scores: Float32Array, least: float, kept: IndexArray) -> int:
-    """Fill `kept` with the indices of the scores of at least `least`, ascending; return their number."""
+def least_score(peak: float, temperature: float, weight: float) -> float:
+    """A score below which no token has this weight, at most 1, even if its score was rounded."""
+    below = temperature * -logarithm(weight)
+    return peak - below - MARGIN * (abs(peak) + below)
+
+
+@kernel
+def select_reaching(scores: Float32Array, peaks: Float32Array, least: float, kept: IndexArray) -> int:
+    """Fill `kept` with the indices of the scores of at least `least`, ascending, but not of -inf; return their number.
+
+    peaks : of `peaks.find_peaks`
+    """
     reach = np.float32(least if least > LOWEST else LOWEST)
     count = 0
-    for start in range(0, len(scores), TOP_K_BLOCK):
-        block = scores[start : start + TOP_K_BLOCK]
-        found = 0
-        for at in range(len(block)):  # a loop of its own, so that it is vectorised
-            found += block[at] >= reach
-        if not found:
+    for number in range(len(peaks)):
+        if peaks[number] < reach:
             continue
+        start = BLOCK * number
+        block = scores[start : start + BLOCK]
         for at in range(len(block)):
             kept[count] = start + at
             count += block[at] >= reach
@@ -130,7 +156,7 @@ def crossed(mass: Float64Array, before: float, needed: float) -> tuple[int, floa
 
 
 @kernel
-def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, order: IndexArray) -> int:
+def select_few_nucleus(weights: Float64Array, needed: float, kept: IndexArray, order: IndexArray) -> int:
     """`select_nucleus` by insertion sort. `order` intp[n] is scratch."""
     for index in range(len(weights)):
         at = index
@@ -138,11 +164,8 @@ def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, or
             order[at] = order[at - 1]
             at -= 1
         order[at] = index
-    total = 0.0
-    for at in range(len(weights)):
-        total += weights[order[at]]
     before, size = 0.0, 0
-    while size < len(weights) and before < top_p * total:
+    while size < len(weights) and before < needed:
         index = order[size]
         before += weights[index]
         at = size
@@ -155,27 +178,23 @@ def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, or
 
 
 @kernel
-def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept: IndexArray, edge: IndexArray) -> int:
-    """Fill `kept` with the indices of the smallest set of weights that holds `top_p` of the mass, heaviest first,
-    lowest index first in a tie; ascending. Return their number. Holtzman et al. (arXiv 1904.09751); except for ties it
-    is the set of transformers' `TopPLogitsWarper`.
+def select_nucleus(weights: Float64Array, needed: float, mass: Float64Array, kept: IndexArray, edge: IndexArray) -> int:
+    """Fill `kept` with the indices of the smallest set of weights whose sum is `needed`, heaviest first, lowest index
+    first in a tie; ascending. Return their number. Holtzman et al. (arXiv 1904.09751); except for ties it is the set of
+    transformers' `TopPLogitsWarper`.
 
     weights : float64[n], at most 1 and one of them 1
-    top_p : over 0 and under 1
+    needed : a share of the sum of all weights, over 0; of more than the sum of these, all are kept
     mass, edge : float64[DIGITS] and intp[n], scratch
 
     A radix selection. The mass of each leading digit shows at which digit the set ends. The weights with that digit,
     the edge, are separated by the next digit, and so on, until those left are equal.
     """
     if len(weights) <= FEW:
-        return select_few_nucleus(weights, top_p, kept, edge)
+        return select_few_nucleus(weights, needed, kept, edge)
     mass[:] = 0.0
     for index in range(len(weights)):
         mass[digit(weights[index], FIRST_SHIFT)] += weights[index]
-    total = 0.0
-    for index in range(DIGITS):
-        total += mass[index]
-    needed = top_p * total
     last, before = crossed(mass, 0.0, needed)
     beyond = ONE - ((last + 1) << FIRST_SHIFT)
     count = 0
@@ -212,50 +231,97 @@ def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept
     return size
 
 
+LEAST_TEMPERATURE = 1e-30
+"""The inverse of a lower one is no float32. Only denormal scores differ by so little."""
+
+
+@kernel
+def mass_of(scores: Float32Array, peak: float, temperature: float, shares: Float32Array) -> float:
+    """The sum of exp((scores[i] - peak) / temperature), to 1e-6 of itself: as exact as the cumulative sum of float32
+    that transformers' `TopPLogitsWarper` takes, and a fifth of the time of exact exponentials.
+
+    shares : float32[m], scratch
+    """
+    top, inverse = np.float32(peak), np.float32(1.0 / max(temperature, LEAST_TEMPERATURE))
+    for at in range(len(scores)):
+        shares[at] = exponential_32(np.float32((scores[at] - top) * inverse))
+    size = len(scores)
+    while size > 1:
+        half = (size + 1) // 2
+        low, high = shares[:half], shares[half:size]
+        for at in range(len(high)):
+            low[at] += high[at]
+        size = half
+    return np.float64(shares[0])
+
+
+LEAST_TEMPERATURE = 1e-30
+"""Whose inverse is a float32. Scores of lower temperatures differ by less only if they are denormal."""
+
+
+FIRST_WEIGHT, NEXT_WEIGHT = 32.0, 1 / 8
+"""Factors of the weight from which `select_heaviest` selects, the first and the next ones. At the first, it finds 0.002
+to 0.03 of the vocabulary, which hold enough in 100 % of rows at top-p 0.9 and temperature 0.7, in 80 and 100 % at 0.95
+and 1 (SmolLM2 and Gemma 3 on English and Python text)."""
+
+
+@kernel
+def select_heaviest(  # noqa: PLR0917
+    scores: Float32Array, peaks: Float32Array, peak: float, temperature: float, top_p: float, mass: float,
+    kept: IndexArray, weights: Float64Array,
+) -> int:  # fmt: skip
+    """Fill `kept` with the indices of all scores from one on that have `top_p` of the mass, ascending, and `weights`
+    with their weights; return their number.
+
+    mass : of all scores, to 1e-6 of itself
+    """
+    lightest = (1.0 - top_p) / 2 * mass / len(scores)  # were all lighter, half of the rest would still be missing
+    weight = FIRST_WEIGHT * lightest
+    while True:
+        count = select_reaching(scores, peaks, least_score(peak, temperature, min(weight, 1.0)), kept)
+        if weigh_some(scores, kept[:count], peak, temperature, weights) >= top_p * mass or weight <= lightest:
+            return count
+        weight *= NEXT_WEIGHT
+
+
 # All filters.
-
-
-MARGIN = 1e-5
-"""Relative margin on logits that is larger than the rounding of float32."""
 
 
 @kernel
 def filtered(  # noqa: PLR0917
-    scores: Float32Array, peak: float, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
-    weights: Float64Array, mass: Float64Array, indices: IndexArray,
+    scores: Float32Array, peak: float, temperature: float, k: int, top_p: float, min_p: float, peaks: Float32Array,
+    largest_k: Float32Array, weights: Float64Array, digit_mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """Fill `indices[0]` with the indices that the filters keep, ascending, and `weights` with their weights,
     exp((score - peak) / temperature); return their number.
 
     scores : float32[m], none of which is NaN or +inf
-    peak : the largest of them, not -inf
+    peak, peaks : of `peaks.find_peaks`; the peak is not -inf
     k, top_p, min_p : the filters; k = 0, top_p = 1.0 and min_p = 0.0 keep every token
-    largest_k, weights, mass, indices : the fields of `RowScratch` for m scores or more
+    largest_k, weights, digit_mass, indices : the fields of `RowScratch` for m scores or more
     """
-    kept, inside, count = indices[0], indices[1], len(scores)
-    few = k > 0 or (top_p == 1.0 and min_p > 0.0)  # exponentials are taken of few scores only
+    kept, inside, mass = indices[0], indices[1], 0.0
     if k > 0:
-        count = select_top_k(scores, largest_k[: min(k, len(scores))], kept)
-    elif few:
-        below = temperature * -logarithm(min_p)
-        count = select_reaching(scores, peak - below - MARGIN * (abs(peak) + below), kept)
-    if few:
-        for at in range(count):
-            weights[at] = exponential((scores[kept[at]] - peak) / temperature)
+        count = select_top_k(scores, peaks, largest_k[: min(k, len(scores))], kept)
+        mass = weigh_some(scores, kept[:count], peak, temperature, weights)
+    elif top_p < 1.0:
+        mass = mass_of(scores, peak, temperature, largest_k)
+        count = select_heaviest(scores, peaks, peak, temperature, top_p, mass, kept, weights)
+    elif min_p > 0.0:
+        count = select_reaching(scores, peaks, least_score(peak, temperature, min_p), kept)
+        weigh_some(scores, kept[:count], peak, temperature, weights)
     else:
+        count = len(scores)
         weigh(scores, peak, temperature, weights)
-    if top_p < 1.0:
-        count = select_nucleus(weights[:count], top_p, mass, inside, indices[2])
-        for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
-            kept[at] = kept[inside[at]] if few else inside[at]
-            weights[at] = weights[inside[at]]
-    elif not few:
         for at in range(count):
             kept[at] = at
+    if top_p < 1.0:
+        count = select_nucleus(weights[:count], top_p * mass, digit_mass, inside, indices[2])
+        for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
+            kept[at], weights[at] = kept[inside[at]], weights[inside[at]]
     left = 0
     for at in range(count):
         if weights[at] >= min_p:
-            kept[left] = kept[at]
-            weights[left] = weights[at]
+            kept[left], weights[left] = kept[at], weights[at]
             left += 1
     return left

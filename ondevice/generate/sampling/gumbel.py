@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray
 from ondevice.generate.sampling.elementary import exponential, logarithm
+from ondevice.generate.sampling.peaks import BLOCK, peak_of
 from ondevice.native.functions import kernel
 
 # Noise.
@@ -75,8 +76,8 @@ def id_at(token_ids: IndexArray, at: int) -> int:
 
 # Gumbel argmax: the draw.
 
-BLOCK = 256
-"""Tokens that share a bound in `gumbel_argmax_all`, from the largest of their logits."""
+TOGETHER = 4
+"""Blocks of scores that share a bound in `gumbel_argmax_all`, from the largest of their peaks."""
 
 SLACK = 1.0 + 1e-9
 """Factor on bounds, which are computed less exactly than the values that they bound."""
@@ -114,72 +115,40 @@ def gumbel_argmax(  # noqa: PLR0917
     return count
 
 
-MAGNITUDE = np.int32(2**31 - 1)
-"""All bits of an int32 except the sign."""
-INFINITY = np.int32(0x7F800000)
-"""The bits of a float32 infinity; those of NaN, without its sign, are larger."""
-
-
-@kernel
-def ordered(score: float) -> Any:
-    """An int32 that is ordered as the float32 `score` is. Maxima of floats are not vectorised, because of NaN."""
-    bits = np.float32(score).view(np.int32)
-    return bits ^ ((bits >> np.int32(31)) & MAGNITUDE)
-
-
-@kernel
-def largest(block: Float32Array) -> float:
-    """The largest of some float32, none of which is NaN, as a float64."""
-    most = -1 - MAGNITUDE
-    for at in range(len(block)):
-        most = max(most, ordered(block[at]))
-    return np.float64(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
-
-
-@kernel
-def peak_of(scores: Float32Array) -> float:
-    """The largest score as a float64, in which differences to it are taken; NaN where a score is NaN."""
-    widest = np.int32(0)
-    for at in range(len(scores)):
-        widest = max(widest, np.float32(scores[at]).view(np.int32) & MAGNITUDE)
-    return np.nan if widest > INFINITY else largest(scores)
-
-
 @kernel
 def gumbel_argmax_all(  # noqa: PLR0917
-    scores: Float32Array,
-    token_ids: IndexArray,
-    peak: float,
-    temperature: float,
-    key: Key,
-    position: int,
-    best: IndexArray,
-    values: Float64Array,
-) -> int:
-    """`gumbel_argmax` over all scores, without weights: a block of tokens shares one bound. It takes a hash and a
+    scores: Float32Array, peaks: Float32Array, token_ids: IndexArray, peak: float, temperature: float, key: Key,
+    position: int, best: IndexArray, values: Float64Array,
+) -> int:  # fmt: skip
+    """`gumbel_argmax` over all scores, without weights: some blocks of tokens share one bound. It takes a hash and a
     comparison per token, both vectorised: less time than all exponentials.
 
+    peaks, peak : of `find_peaks`
     token_ids : intp[m], the tokens of the scores, or IN_ORDER
     """
     row, in_order = hashed(key[0], position), token_ids[0] == EVERY
     count = 0
     bound = np.inf
-    for start in range(0, len(scores), BLOCK):
-        block = scores[start : start + BLOCK]
-        share = bound * exponential((largest(block) - peak) / temperature) / UNIT
-        least = np.uint64(share) + np.uint64(1) if share < 2.0**52 else np.uint64(1) << np.uint64(52)
+    for first in range(0, len(peaks), TOGETHER):
+        start = first * BLOCK
+        block = scores[start : start + TOGETHER * BLOCK]
+        top = np.float64(peak_of(peaks[first : first + TOGETHER]))
+        share = bound * exponential((top - peak) / temperature) / UNIT
+        least = np.int64(share) + 1 if share < 2.0**52 else np.int64(1) << 52
         found = 0
-        if in_order:  # loops of their own, so that they are vectorised
-            for at in range(len(block)):
-                found += int((hashed(row, start + at) >> DROPPED_BITS) < least)
+        if in_order:  # loops of their own, so that they are vectorised; signed, as AVX2 has no unsigned comparison
+            place = row + np.uint64(start) * GOLDEN
+            for _ in range(len(block)):
+                place += GOLDEN
+                found += int(np.int64(mixed(place) >> DROPPED_BITS) < least)
         else:
             for at in range(len(block)):
-                found += int((hashed(row, token_ids[start + at]) >> DROPPED_BITS) < least)
+                found += int(np.int64(hashed(row, token_ids[start + at]) >> DROPPED_BITS) < least)
         if not found:
             continue
         for at in range(len(block)):
             bits = hashed(row, id_at(token_ids, start + at))
-            if (bits >> DROPPED_BITS) < least:
+            if np.int64(bits >> DROPPED_BITS) < least:
                 log_weight = (block[at] - peak) / temperature
                 if float(bits >> DROPPED_BITS) * UNIT < bound * exponential(log_weight):
                     value = log_weight + gumbel(bits)

@@ -14,8 +14,9 @@ import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling.filters import DIGITS, TOP_K_BLOCK, filtered
-from ondevice.generate.sampling.gumbel import IN_ORDER, Key, gumbel_argmax, gumbel_argmax_all, id_at, insert, peak_of
+from ondevice.generate.sampling.filters import DIGITS, filtered
+from ondevice.generate.sampling.gumbel import IN_ORDER, Key, gumbel_argmax, gumbel_argmax_all, id_at, insert
+from ondevice.generate.sampling.peaks import BLOCK, count_peaks, find_peaks, peak_of
 from ondevice.native.functions import entry
 
 MAX_TOP_K = 2**31
@@ -25,15 +26,15 @@ MAX_TOP_K = 2**31
 class RowScratch(NamedTuple):
     """Scratch of `filter_row` and `draw_row` for rows of up to m scores.
 
-    largest : float32[m]
+    largest : float32[2, m], the largest scores of blocks, and the k largest scores
     weights : float64[m]
-    mass : float64[DIGITS]
+    digit_mass : float64[DIGITS]
     indices : intp[3, m]
     """
 
     largest: Float32Array
     weights: Float64Array
-    mass: Float64Array
+    digit_mass: Float64Array
     indices: IndexArray
 
 
@@ -136,28 +137,30 @@ class RowDraw:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""
         scratch = self._made_scratch
         if scratch is None or len(scratch.weights) < m:
-            scratch = RowScratch(np.empty(m, np.float32), np.empty(m), np.empty(DIGITS), np.empty((3, m), np.intp))
+            largest = np.empty((2, m), np.float32)
+            scratch = RowScratch(largest, np.empty(m), np.empty(DIGITS), np.empty((3, m), np.intp))
             self._made_scratch = scratch
         return scratch
 
 
-@entry("tokens", "f32[] f64 i64 f64 f64 f32[] f64[] f64[] i64[,]")
+@entry("tokens", "f32[] f64 i64 f64 f64 f32[,] f64[] f64[] i64[,]")
 def filter_row(  # noqa: PLR0917
-    scores: Float32Array, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
-    weights: Float64Array, mass: Float64Array, indices: IndexArray,
+    scores: Float32Array, temperature: float, k: int, top_p: float, min_p: float, largest: Float32Array,
+    weights: Float64Array, digit_mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """`filtered` for any row; 0 where a score is NaN or +inf, or all are -inf."""
-    peak = peak_of(scores)
+    peaks = largest[0, : count_peaks(len(scores))]
+    peak = find_peaks(scores, peaks)
     if not abs(peak) < np.inf:
         return 0
-    return filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+    return filtered(scores, peak, temperature, k, top_p, min_p, peaks, largest[1], weights, digit_mass, indices)
 
 
-@entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[] f64[] f64[] i64[,]")
+@entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[,] f64[] f64[] i64[,]")
 def draw_row(  # noqa: PLR0917
     scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    position: int, tokens: IndexArray, values: Float64Array, largest_k: Float32Array, weights: Float64Array,
-    mass: Float64Array, indices: IndexArray,
+    position: int, tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
+    digit_mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """The filters and the Gumbel argmax of what they keep: fill `tokens` and `values`, and return the number of
     winners, 0 where a score is NaN or +inf, or all are -inf.
@@ -166,13 +169,14 @@ def draw_row(  # noqa: PLR0917
     token_ids : intp[m], the tokens of the scores, or IN_ORDER
     tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
     """
-    peak = peak_of(scores)
+    peaks = largest[0, : count_peaks(len(scores))]
+    peak = find_peaks(scores, peaks)
     if not abs(peak) < np.inf:
         return 0
     if k == 0 and top_p == 1.0 and min_p == 0.0:
-        found = gumbel_argmax_all(scores, token_ids, peak, temperature, key, position, tokens, values)
+        found = gumbel_argmax_all(scores, peaks, token_ids, peak, temperature, key, position, tokens, values)
     else:
-        left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+        left = filtered(scores, peak, temperature, k, top_p, min_p, peaks, largest[1], weights, digit_mass, indices)
         kept, ids = indices[0], indices[1]
         for at in range(left):
             ids[at] = id_at(token_ids, kept[at])
@@ -187,20 +191,16 @@ def draw_row(  # noqa: PLR0917
 @entry("tokens", "f32[] i64[] i64[] f64[]")
 def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
     """`draw_row` at temperature 0: the tokens with the largest scores, the first in a tie."""
-    if not abs(peak_of(scores)) < np.inf:
-        return 0
     count = 0
-    for start in range(0, len(scores), TOP_K_BLOCK):
-        block = scores[start : start + TOP_K_BLOCK]
-        if count == len(values):
-            least, beyond = np.float32(values[-1]), 0
-            for at in range(len(block)):  # a loop of its own, so that it is vectorised
-                beyond += block[at] > least
-            if not beyond:
-                continue
-        for at in range(len(block)):
-            if block[at] > -np.inf:
-                count = insert(float(block[at]), start + at, tokens, values, count)
+    for start in range(0, len(scores), BLOCK):
+        block = scores[start : start + BLOCK]
+        peak = peak_of(block)
+        if not peak < np.inf:
+            return 0
+        if count < len(values) or peak > values[-1]:
+            for at in range(len(block)):
+                if block[at] > -np.inf:
+                    count = insert(float(block[at]), start + at, tokens, values, count)
     for at in range(count):
         tokens[at] = id_at(token_ids, tokens[at])
     return count
@@ -208,14 +208,14 @@ def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, 
 
 @entry(
     "tokens",
-    "f32[] i64 i64[] i64[] i64[] f32[] f32[] f64 i64 f64 f64 u64[] i64[] f64[] f32[] f64[] f64[] i64[,]",
+    "f32[] i64 i64[] i64[] i64[] f32[] f32[] f64 i64 f64 f64 u64[] i64[] f64[] f32[,] f64[] f64[] i64[,]",
     by_record=True,
 )
 def next_token(  # noqa: PLR0917
     scores: Float32Array, position: int, token_ids: IndexArray, ends: Int64Array, biased: Int64Array,
     biases: Float32Array, changed: Float32Array, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    tokens: IndexArray, values: Float64Array, largest_k: Float32Array, weights: Float64Array, mass: Float64Array,
-    indices: IndexArray,
+    tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
+    digit_mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """The token that is drawn from a row, the likeliest at temperature 0; -1 where it is one of `ends`, or where none
     can be chosen.
@@ -237,8 +237,8 @@ def next_token(  # noqa: PLR0917
         found = argmax_row(row, token_ids, tokens, values)
     else:
         found = draw_row(
-            row, token_ids, temperature, k, top_p, min_p, key, position, tokens, values, largest_k, weights, mass,
-            indices,
+            row, token_ids, temperature, k, top_p, min_p, key, position, tokens, values, largest, weights,
+            digit_mass, indices,
         )  # fmt: skip
     if found == 0:
         return -1

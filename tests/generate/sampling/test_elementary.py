@@ -5,8 +5,8 @@ from decimal import Context, Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice.generate.sampling.elementary import exponential, fraction_and_exponent, logarithm
-from ondevice.generate.sampling.filters import weigh
+from ondevice.generate.sampling.elementary import exponential, exponential_32, fraction_and_exponent, logarithm
+from ondevice.generate.sampling.filters import mass_of, weigh
 
 NORMAL = -708.3964185322641
 """The argument of the smallest exponential that is not denormal."""
@@ -75,6 +75,29 @@ def test_a_row_of_weights_has_the_bits_of_single_ones(size: int) -> None:
     weights = np.empty(size)
     weigh(scores, 3.5, 0.7, weights)
     assert weights.tolist() == [exponential((score - 3.5) / 0.7) for score in scores.tolist()]
+
+
+def test_the_exponential_of_a_float32() -> None:
+    scores = np.concatenate([np.linspace(-87.0, 0.0, 5000), [-1e-30, -0.0]]).astype(np.float32)
+    found = np.array([exponential_32(x) for x in scores])
+    exact = np.exp(scores.astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    near = scores > -1.0
+    np.testing.assert_allclose(found[near], exact[near], rtol=3e-7)
+    least = exponential_32(np.float32(-87.0))
+    assert [exponential_32(np.float32(x)) for x in (-88.0, -3e38, -np.inf)] == [least] * 3
+    assert [exponential_32.py_func(x) for x in scores] == found.tolist()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 65, 1000, 49_152])
+@pytest.mark.parametrize("temperature", [1e-310, 0.2, 1.0, 1e30])
+def test_the_mass_of_a_row_is_right_to_a_millionth(size: int, temperature: float) -> None:
+    scores = np.random.default_rng(size).normal(-5.0, 4.0, size).astype(np.float32)
+    scores[size // 2 :: 7] = -np.inf
+    scores[0] = peak = 12.5
+    with np.errstate(over="ignore"):
+        exact = np.exp((scores.astype(np.float64) - peak) / temperature).sum()
+    assert mass_of(scores, peak, temperature, np.empty(size, np.float32)) == pytest.approx(exact, rel=1e-6)
 
 
 def test_fractions_and_exponents_are_frexp_s() -> None:

@@ -14,6 +14,7 @@ from ondevice.generate.sampling.elementary import exponential
 from ondevice.generate.sampling.filters import DIGITS, select_nucleus, select_reaching, select_top_k
 from ondevice.generate.sampling.gumbel import key_of
 from ondevice.generate.sampling.masks import keep_allowed
+from ondevice.generate.sampling.peaks import BLOCK, find_peaks
 from ondevice.generate.sampling.row_draw import RowDraw
 from tests.fixtures.guards import Guards
 from tests.fixtures.hostile import KINDS, filled
@@ -64,12 +65,14 @@ def test_kernels_of_filters_stay_in_their_arrays_by_themselves(guards: Guards, k
     scores = guards.copy(filled(kind, count))
     weights = guards.copy(scores.astype(np.float64))
     kept, edge = guards.zeros(count, np.intp), guards.zeros(count, np.intp)
+    peaks = guards.zeros(-(-count // BLOCK), np.float32)
+    find_peaks(scores, peaks)
     for k in (1, 2, count):
-        assert select_top_k(scores, guards.zeros(k, np.float32), kept) <= count
+        assert select_top_k(scores, peaks, guards.zeros(k, np.float32), kept) <= count
     for least in (*scores[:2].tolist(), 0.0):
-        assert select_reaching(scores, least, kept) <= count
-    for top_p in (1e-300, 0.5, 0.999):
-        assert 0 <= select_nucleus(weights, top_p, guards.zeros(DIGITS), kept, edge) <= count
+        assert select_reaching(scores, peaks, least, kept) <= count
+    for needed in (1e-300, 0.5, 0.999, np.nan, np.inf):
+        assert 0 <= select_nucleus(weights, needed, guards.zeros(DIGITS), kept, edge) <= count
 
 
 def test_there_must_be_one_token_for_each_score() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ondevice.generate.sampling import gumbel
-from tests.generate.sampling.noise import gumbel_at
+from tests.generate.sampling.noise import gumbel_at, peaks_of
 
 PINNED_KEY = 0x367E754172D24763
 PINNED_GUMBELS = ["0x1.90ba4d36f6615p+1", "-0x1.ab733d25618a6p-1", "0x1.7561ee29da904p-1"]
@@ -57,8 +57,8 @@ def test_no_bound_loses_a_winner(size: int, spread: float, temperature: float) -
         weights = np.exp((scores.astype(np.float64) - float(scores.max())) / temperature)
         expected = written_down(scores, names, temperature, 5, place)[:3]
         best, values = np.empty(3, np.intp), np.empty(3)
-        key, peak = gumbel.key_of(5), float(scores.max())
-        count = gumbel.gumbel_argmax_all(scores, gumbel.IN_ORDER, peak, temperature, key, place, best, values)
+        key, peak, peaks = gumbel.key_of(5), float(scores.max()), peaks_of(scores)
+        count = gumbel.gumbel_argmax_all(scores, peaks, gumbel.IN_ORDER, peak, temperature, key, place, best, values)
         assert best[:count].tolist() == expected.tolist()
         first = best[0], values[0]
         count = gumbel.gumbel_argmax(scores, names, weights, names, peak, temperature, key, place, best, values)
@@ -67,20 +67,15 @@ def test_no_bound_loses_a_winner(size: int, spread: float, temperature: float) -
         assert (best[0], values[0]) == first, "one noise, whichever way"
         some = random.permutation(2 * size)[:size]
         expected = written_down(scores, some, temperature, 5, place)[:3]
-        count = gumbel.gumbel_argmax_all(scores, some, peak, temperature, key, place, best, values)
+        count = gumbel.gumbel_argmax_all(scores, peaks, some, peak, temperature, key, place, best, values)
         assert best[:count].tolist() == expected.tolist()
 
 
 def test_a_forbidden_token_never_wins() -> None:
     scores = np.full(1000, -np.inf, np.float32)
     scores[[3, 700]] = 1.0
-    best, values = np.empty(4, np.intp), np.empty(4)
+    peaks, best, values = peaks_of(scores), np.empty(4, np.intp), np.empty(4)
     for place in range(50):
         key, ids = gumbel.key_of(0), gumbel.IN_ORDER
-        assert gumbel.gumbel_argmax_all(scores, ids, 1.0, 1.0, key, place, best, values) == 2
+        assert gumbel.gumbel_argmax_all(scores, peaks, ids, 1.0, 1.0, key, place, best, values) == 2
         assert set(best[:2].tolist()) == {3, 700}
-
-
-@pytest.mark.parametrize("block", [[-3.5, -1.25, -9.0], [-np.inf, -2.0], [0.0, -0.0, 7.5], [-0.0, -1.0]], ids=str)
-def test_the_largest_of_some_floats(block: list[float]) -> None:
-    assert gumbel.largest(np.array(block, np.float32)) == max(block)

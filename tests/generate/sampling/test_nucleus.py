@@ -8,7 +8,7 @@ ALMOST_1 = float(np.nextafter(1.0, 0.0))
 
 def selected(top_p: float, weights: np.ndarray) -> list[int]:
     kept, edge = np.empty((2, len(weights)), np.intp)
-    return kept[: select_nucleus(weights, top_p, np.empty(DIGITS), kept, edge)].tolist()
+    return kept[: select_nucleus(weights, top_p * weights.sum(), np.empty(DIGITS), kept, edge)].tolist()
 
 
 def sorted_out(weights: np.ndarray, top_p: float) -> list[int]:

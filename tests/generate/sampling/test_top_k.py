@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 
 from ondevice.generate.sampling.filters import select_top_k
+from tests.generate.sampling.noise import peaks_of
 
 
 def selected(k: int, scores: np.ndarray) -> list[int]:
     kept = np.empty(len(scores), np.intp)
-    return kept[: select_top_k(scores, np.empty(min(k, len(scores)), np.float32), kept)].tolist()
+    return kept[: select_top_k(scores, peaks_of(scores), np.empty(min(k, len(scores)), np.float32), kept)].tolist()
 
 
 def at_least_the_kth(scores: np.ndarray, k: int) -> list[int]:
