@@ -116,7 +116,56 @@ def replace_first(heap: Float32Array, value: float) -> None:
     heap[at] = value
 
 
-# Top-p, without sorting the vocabulary.
+# Top-p, without sorting the vocabulary: the mass of all tokens, the heaviest tokens, and those of them in the set.
+
+
+LEAST_TEMPERATURE = 1e-30
+"""The inverse of a lower one is no float32. Only denormal scores differ by so little."""
+
+
+@kernel
+def mass_of(scores: Float32Array, peak: float, temperature: float, shares: Float32Array) -> float:
+    """The sum of exp((scores[i] - peak) / temperature), to 1e-6 of itself: as exact as the cumulative sum of float32
+    that transformers' `TopPLogitsWarper` takes, and a fifth of the time of exact exponentials.
+
+    shares : float32[m], scratch
+    """
+    top, inverse = np.float32(peak), np.float32(1.0 / max(temperature, LEAST_TEMPERATURE))
+    for at in range(len(scores)):
+        shares[at] = exponential_32(np.float32((scores[at] - top) * inverse))
+    size = len(scores)
+    while size > 1:
+        half = (size + 1) // 2
+        low, high = shares[:half], shares[half:size]
+        for at in range(len(high)):
+            low[at] += high[at]
+        size = half
+    return np.float64(shares[0])
+
+
+MANY_TIMES = 16.0
+"""How many times the lightest weight that a token of the set can have `select_heaviest` tries first. Up to 0.15 of a
+row have as much, 0.001 to 0.05 in the median, and they hold enough, but for one row in seven of SmolLM2 at top-p 0.99
+and temperature 1 (rows of SmolLM2 and Gemma 3, top-p 0.8 to 0.99)."""
+
+
+@kernel
+def select_heaviest(  # noqa: PLR0917
+    scores: Float32Array, peaks: Float32Array, peak: float, temperature: float, top_p: float, mass: float,
+    kept: IndexArray, weights: Float64Array,
+) -> int:  # fmt: skip
+    """Fill `kept` with the indices of all scores from one on that have `top_p` of the mass, ascending, and `weights`
+    with their weights; return their number.
+
+    mass : of all scores, to 1e-6 of itself
+    """
+    lightest = (1.0 - top_p) / 2 * mass / len(scores)  # were all lighter, half of the rest would still be missing
+    count = 0
+    for weight in (min(MANY_TIMES * lightest, 1.0), lightest):
+        count = select_reaching(scores, peaks, least_score(peak, temperature, weight), kept)
+        if weigh_some(scores, kept[:count], peak, temperature, weights) >= top_p * mass:
+            break
+    return count
 
 
 DIGIT_BITS = 12
@@ -229,59 +278,6 @@ def select_nucleus(weights: Float64Array, needed: float, mass: Float64Array, kep
         kept[size] = index
         size += weights[index] > lightest or (weights[index] == lightest and index <= last_tie)
     return size
-
-
-LEAST_TEMPERATURE = 1e-30
-"""The inverse of a lower one is no float32. Only denormal scores differ by so little."""
-
-
-@kernel
-def mass_of(scores: Float32Array, peak: float, temperature: float, shares: Float32Array) -> float:
-    """The sum of exp((scores[i] - peak) / temperature), to 1e-6 of itself: as exact as the cumulative sum of float32
-    that transformers' `TopPLogitsWarper` takes, and a fifth of the time of exact exponentials.
-
-    shares : float32[m], scratch
-    """
-    top, inverse = np.float32(peak), np.float32(1.0 / max(temperature, LEAST_TEMPERATURE))
-    for at in range(len(scores)):
-        shares[at] = exponential_32(np.float32((scores[at] - top) * inverse))
-    size = len(scores)
-    while size > 1:
-        half = (size + 1) // 2
-        low, high = shares[:half], shares[half:size]
-        for at in range(len(high)):
-            low[at] += high[at]
-        size = half
-    return np.float64(shares[0])
-
-
-LEAST_TEMPERATURE = 1e-30
-"""Whose inverse is a float32. Scores of lower temperatures differ by less only if they are denormal."""
-
-
-MANY_TIMES = 16.0
-"""How many times the lightest weight that a token of the set can have `select_heaviest` tries first. Up to 0.15 of a
-row have as much, 0.001 to 0.05 in the median, and they hold enough, but for one row in seven of SmolLM2 at top-p 0.99
-and temperature 1 (rows of SmolLM2 and Gemma 3, top-p 0.8 to 0.99)."""
-
-
-@kernel
-def select_heaviest(  # noqa: PLR0917
-    scores: Float32Array, peaks: Float32Array, peak: float, temperature: float, top_p: float, mass: float,
-    kept: IndexArray, weights: Float64Array,
-) -> int:  # fmt: skip
-    """Fill `kept` with the indices of all scores from one on that have `top_p` of the mass, ascending, and `weights`
-    with their weights; return their number.
-
-    mass : of all scores, to 1e-6 of itself
-    """
-    lightest = (1.0 - top_p) / 2 * mass / len(scores)  # were all lighter, half of the rest would still be missing
-    count = 0
-    for weight in (min(MANY_TIMES * lightest, 1.0), lightest):
-        count = select_reaching(scores, peaks, least_score(peak, temperature, weight), kept)
-        if weigh_some(scores, kept[:count], peak, temperature, weights) >= top_p * mass:
-            break
-    return count
 
 
 # All filters.
