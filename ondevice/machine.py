@@ -213,16 +213,16 @@ HUGE = 4 << 20
 """Bytes from which memory asks for huge pages, as numpy's arrays do."""
 
 
-def private_memory(size: int) -> mmap.mmap:
+def private_memory(size: int, *, huge: bool = True) -> mmap.mmap:
     """Zeroed memory in pages of its own, which return to the system with the last array in them; a fork has copies.
 
-    On Linux in huge pages, where the system has them: with pages of 4 KiB, address translation costs a tenth of the
+    On Linux in `huge` pages, where the system has them: with pages of 4 KiB, address translation costs a tenth of the
     speed of reading.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE and sys.platform == "linux":
+    if huge and size >= HUGE and sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
