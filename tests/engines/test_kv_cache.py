@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ondevice.engines.kv_cache import MARGIN, SLACK, KVCache, Views
+from ondevice.engines.kv_cache import HUGE_ROWS, MARGIN, SLACK, KVCache, Views
 
 WINDOW = 40
 MAX_ROWS = 96
@@ -148,3 +150,19 @@ def test_an_interrupt_while_rows_move_leaves_nothing_to_rewind_to(what: str, mon
     assert not cache.can_rewind(length)
     cache.clear()
     assert cache.can_rewind(0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RssAnon of /proc/self/status")
+def test_the_first_rows_take_memory_for_themselves_alone() -> None:
+    """Where the system has huge pages, the first row of each of 32 layers in 64 MB would take all of them."""
+    layers = {layer: np.dtype((np.float32, (256,))) for layer in range(32)}
+    cache = KVCache(layers, HUGE_ROWS // 2 - 1)
+    assert cache.nbytes > 60 << 20
+    before = anonymous_bytes()
+    write(cache, 0, np.ones(1, np.float32))
+    assert anonymous_bytes() - before < 16 << 20
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
