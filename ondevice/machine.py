@@ -1,5 +1,4 @@
-"""Properties of this computer: home and cache directories, processor, usable cores, memory, and container limits; and
-what a process does not share with its forks.
+"""Properties of this computer: home and cache directories, processor, usable cores, memory, and container limits.
 
 Uses the standard library only and is cheap to import. Public functions come first, by topic; the helpers that read
 Linux files, control groups, macOS and Windows follow. Functions with a `root` argument read `proc` and `sys` below
@@ -15,13 +14,11 @@ import os
 import platform
 import struct
 import sys
-import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar, Literal
-from weakref import WeakSet
+from typing import Literal
 
 from ondevice.errors import UsageError
 
@@ -226,60 +223,6 @@ def private_memory(size: int, *, huge: bool = True) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-# Forks.
-
-
-class ReentrantLock:
-    """A lock that its own thread may take again, used as `with made.lock`: an interrupt cannot come between the two
-    halves of a `with` on a lock itself, and would leave it held for ever in a method `__enter__` written here.
-
-    In a fork it is free, unless the thread that forked has it: the threads that may have held it do not exist there.
-    """
-
-    _all: ClassVar[WeakSet[ReentrantLock]] = WeakSet()
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._all.add(self)
-
-    @classmethod
-    def renew(cls) -> None:
-        """Free all of them, in a fork."""
-        for each in cls._all:
-            if each.lock.acquire(blocking=False):
-                each.lock.release()
-            else:
-                each.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ReentrantLock.renew)
-
-
-class ForkGuard:
-    """Remembers the process that it was made in. A fork copies a process's memory, but none of its threads."""
-
-    def __init__(self) -> None:
-        self._id = os.getpid()
-
-    @property
-    def in_own_process(self) -> bool:
-        """False in a fork."""
-        return os.getpid() == self._id
-
-    def check(self) -> None:
-        """Refuse to go on in a fork, which would wait forever for threads, and for locks of threads, that it lacks.
-
-        Raises:
-            UsageError: this is another process.
-        """
-        if not self.in_own_process:
-            raise UsageError(
-                "this model was loaded before the process was forked, and its threads stayed behind: load it in the "
-                'new process (with multiprocessing, start processes by "spawn")'
-            )
 
 
 # Limits of Linux control groups (containers), versions 1 and 2.

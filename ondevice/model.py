@@ -24,6 +24,7 @@ from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import MAX_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
 from ondevice.errors import BundleNotFoundError, PromptError, UsageError
+from ondevice.forks import ForkGuard
 from ondevice.generate.costs import CostsFile
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
@@ -35,7 +36,6 @@ from ondevice.generate.scheduler import Drafting, GenerationRequest, Scheduler
 from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps
 from ondevice.grammar.matcher import Compiler
-from ondevice.machine import ForkGuard
 from ondevice.native import library
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, PromptKeywords, check_whole
 from ondevice.preparation import Preparation

@@ -49,7 +49,7 @@ from ondevice.engines.protocol import (
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
 from ondevice.errors import BundleCorruptError, UsageError, pass_on, reason
-from ondevice.machine import ForkGuard
+from ondevice.forks import ForkGuard
 
 
 class Graph(NamedTuple):

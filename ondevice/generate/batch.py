@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ondevice.engines.protocol import MAX_SESSIONS, Engine, Outputs, Rows, TokenTree
 from ondevice.errors import UsageError
-from ondevice.machine import ReentrantLock
+from ondevice.forks import ReentrantLock
 
 PREFILL_DELAY_S = 0.15
 """Seconds that a prefill chunk may add to the forwards of sequences that are decoding. A slot whose reader stays away

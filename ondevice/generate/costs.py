@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 from ondevice.engines.protocol import Engine, ExpertShare, Rows, TokenTree
 from ondevice.files import make_cache_directory, replace_json, trusted
+from ondevice.forks import ReentrantLock
 from ondevice.generate.stats import Round
-from ondevice.machine import ReentrantLock
 
 PRIOR_ROW = 0.1
 """Cost of one more row in a forward, as a share of a forward of one row, until it was measured."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ondevice.engines.protocol import Engine, Session
-from ondevice.machine import ReentrantLock
+from ondevice.forks import ReentrantLock
 
 MIN_COPIED = 16
 """Common tokens from which a session is copied: a copy costs about as much as computing so few."""

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from ondevice import machine
 from ondevice.engines.protocol import Engine, Session
 from ondevice.errors import UsageError
+from ondevice.forks import ReentrantLock
 from ondevice.generate import loop
 from ondevice.generate.batch import Batch, Slot
 from ondevice.generate.controller import Controller, make_controller
@@ -29,7 +30,6 @@ from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits, SoftTokens
 from ondevice.generate.sampling.sampler import Logprobs, Sampler
 from ondevice.generate.stats import Round, Stats
-from ondevice.machine import ReentrantLock
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Int64Array
 from ondevice.errors import OndeviceError
-from ondevice.machine import ReentrantLock
+from ondevice.forks import ReentrantLock
 from ondevice.native import library
 from ondevice.native.sets import PARTS, SETS
 

@@ -45,7 +45,7 @@ from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import ForwardRows, KeptRows, TargetForward
 from ondevice.errors import UsageError
-from ondevice.machine import ForkGuard
+from ondevice.forks import ForkGuard
 from ondevice.preparation import Preparation
 
 RELEASE_EVERY = 512

@@ -31,7 +31,7 @@ from ondevice.engines.simd.kernels.contract.entries import (
 )
 from ondevice.engines.simd.kernels.contract.slots import MOST_RUNS, RAN
 from ondevice.engines.simd.kernels.contract.steps import WIDTH
-from ondevice.machine import ReentrantLock
+from ondevice.forks import ReentrantLock
 from ondevice.native.functions import address_of
 
 NEIGHBOURS = 64
