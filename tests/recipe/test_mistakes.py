@@ -17,6 +17,7 @@ MODELS = Path(__file__).parents[2] / "models"
         ("recipe/train_draft_model.py --target missing --out out", "missing/config.json is missing"),
         ("recipe/train_drafter.py --target missing.gguf --out out --work work", "missing.gguf does not exist"),
         ("recipe/compare_drafters.py missing", "missing/figures.json: no such file or directory"),
+        ("recipe/compare_head_sizes.py --target missing.gguf --drafter d --work w", "missing.gguf does not exist"),
         ("replies.py", "no bundle at bundles/smollm2"),
         ("published.py smollm2", "cache/published: not a directory"),
     ],

@@ -13,6 +13,7 @@ import pytest
 import torch
 import train_drafter
 from compare_drafters import compared, error, influence
+from compare_head_sizes import figures, open_drafter, row
 from drafters import lessons, rounds
 from drafters.lessons import Lessons, Shards
 from drafters.replies import Asked
@@ -282,3 +283,14 @@ def test_the_error_of_tokens_a_round_is_that_of_a_mean_where_all_replies_have_as
     tokens = np.array([5, 9, 6, 12])
     moved = influence([[int(count), 4] for count in tokens])
     assert error(moved) == pytest.approx((tokens / 4).std(ddof=1) / 2)
+
+
+def test_a_longer_head_covers_more_and_nothing_outside_is_accepted(work: Path, tmp_path: Path) -> None:
+    target, drafter, known = made(work)
+    save_drafter(drafter, target, torch.arange(5), tmp_path / "out")
+    opened = open_drafter(tmp_path / "out", target)
+    ranked = train_drafter.count_tokens(known, VOCAB)
+    found = [figures(opened, target, known, ranked[:size].sort().values) for size in (1, 40, VOCAB)]
+    assert found[0]["covered"] < found[1]["covered"] < found[2]["covered"] == 1.0
+    assert found[0]["0"]["accepted"][0] <= 2 * found[0]["covered"]
+    assert row(40, found[1], {"0": 1.25, "1": 1.0})[:2] == ["40", f"{found[1]['covered']:.3f}"]
