@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import ondevice
 from ondevice.engines.protocol import KVCacheType
@@ -20,19 +21,23 @@ PROMPT = [5, 9, 12, 7, 5, 9, 12, 8, 5, 9]
 DRAFTS = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
 """A constant draft length: the default schedule would stop drafting for tiny and for emulated models."""
 
+FILTERED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 1.2, "top_p": 0.9}, "none"),
+    ({"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, "mtp"),
+]
+
 
 def replies(bundle: Path) -> dict[str, list[int]]:
-    """The token ids of replies, by cache type, temperature and drafter."""
+    """The token ids of replies, by cache type, sampling and drafter."""
     found = {}
     for kind in get_args(KVCacheType):
         with ondevice.load(bundle, engine="simd", threads=2, kv_cache=kind) as model:
-            for temperature in (0.0, 0.9):
-                for drafter in DRAFTERS:
-                    options = {"drafter": drafter, "temperature": temperature, "seed": 11, "max_new_tokens": 24}
-                    options |= {} if drafter == "none" else DRAFTS
-                    model.forget()
-                    reply = model.generate(PROMPT, **options)  # type: ignore[arg-type]
-                    found[f"{kind} {temperature} {drafter}"] = list(reply.token_ids)
+            for sampling, drafter in [*product(({"temperature": 0.0}, {"temperature": 0.9}), DRAFTERS), *FILTERED]:
+                options: dict[str, Any] = {"drafter": drafter, "seed": 11, "max_new_tokens": 24} | sampling
+                options |= {} if drafter == "none" else DRAFTS
+                model.forget()
+                reply = model.generate(PROMPT, **options)
+                found[f"{kind} {sampling} {drafter}"] = list(reply.token_ids)
     return found
 
 
