@@ -74,11 +74,11 @@ def interrupted_allocations(monkeypatch: pytest.MonkeyPatch, place: int) -> Iter
     made = list[object]()
 
     def interrupting(allocate: Callable[..., Any]) -> Callable[..., Any]:
-        def allocation(*arguments: Any) -> Any:
+        def allocation(*arguments: Any, **options: Any) -> Any:
             made.append(arguments)
             if len(made) > place:
                 raise KeyboardInterrupt
-            return allocate(*arguments)
+            return allocate(*arguments, **options)
 
         return allocation
 
