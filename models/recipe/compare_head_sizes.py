@@ -18,7 +18,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from drafters.lessons import Lessons
+from drafters.lessons import Lesson, Lessons
 from drafters.rounds import measure
 from drafters.states import FrozenTarget
 from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_drafter
@@ -50,12 +50,13 @@ def open_drafter(directory: Path, target: FrozenTarget) -> TargetDrafter:
     return drafter
 
 
-def figures(drafter: TargetDrafter, target: FrozenTarget, given: Lessons, head_tokens: Tensor) -> dict[str, Any]:
+def figures(
+    drafter: TargetDrafter, target: FrozenTarget, lessons: Sequence[Lesson], head_tokens: Tensor
+) -> dict[str, Any]:
     """Figures of `measure` by temperature, of all kinds, and `covered`, the share of the replies' tokens that the head
     scores.
     """
     head = target.projection[head_tokens].to(PRODUCTS)
-    lessons = [given[index] for index in range(len(given))]
     kinds = measure(drafter, target, lessons, head, head_tokens)
     found = {temperature: each["all"] for temperature, each in kinds.items()}
     replies = torch.cat([lesson.tokens[lesson.prompt :] for lesson in lessons])
@@ -94,6 +95,7 @@ def parse_args() -> argparse.Namespace:
         "--work", type=Path, required=True, help="that of train_drafter.py, with replies to given prompts"
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="tokens of the head")
+    parser.add_argument("--replies", type=int, default=64, metavar="N", help="replies to given prompts, at most")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each prompt is run")
     return parser.parse_args()
 
@@ -108,13 +110,14 @@ def main() -> None:
         raise SystemExit(f"{args.work} has no replies to given prompts: name the --work of a training with --held-out")
     target = open_target(args.target, CPU)
     drafter, given = open_drafter(args.drafter, target), Lessons(args.work / "held-out", CPU)
+    lessons = [given[index] for index in range(0, len(given), -(-len(given) // max(1, args.replies)))]
     ranked = count_tokens(Lessons(args.work, CPU), len(target.projection))
     sizes = sorted({min(size, len(ranked)) for size in args.sizes})
     with tempfile.TemporaryDirectory() as root:
         found = []
         for size in tqdm(sizes, disable=None):
             head_tokens = ranked[:size].sort().values
-            found.append(figures(drafter, target, given, head_tokens))
+            found.append(figures(drafter, target, lessons, head_tokens))
             save_drafter(drafter, target, head_tokens, Path(root, f"drafter-{size}"))
             export(args.target, Path(root, str(size)), drafter=str(Path(root, f"drafter-{size}")))
         models = [load(Path(root, str(size))) for size in sizes]

@@ -290,7 +290,8 @@ def test_a_longer_head_covers_more_and_nothing_outside_is_accepted(work: Path, t
     save_drafter(drafter, target, torch.arange(5), tmp_path / "out")
     opened = open_drafter(tmp_path / "out", target)
     ranked = train_drafter.count_tokens(known, VOCAB)
-    found = [figures(opened, target, known, ranked[:size].sort().values) for size in (1, 40, VOCAB)]
+    replies = [known[index] for index in range(len(known))]
+    found = [figures(opened, target, replies, ranked[:size].sort().values) for size in (1, 40, VOCAB)]
     assert found[0]["covered"] < found[1]["covered"] < found[2]["covered"] == 1.0
     assert found[0]["0"]["accepted"][0] <= 2 * found[0]["covered"]
     assert row(40, found[1], {"0": 1.25, "1": 1.0})[:2] == ["40", f"{found[1]['covered']:.3f}"]
