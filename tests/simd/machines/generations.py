@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,10 +20,13 @@ PROMPT = [5, 9, 12, 7, 5, 9, 12, 8, 5, 9]
 DRAFTS = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
 """A constant draft length: the default schedule would stop drafting for tiny and for emulated models."""
 
-FILTERED: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": 1.2, "top_p": 0.9}, "none"),
-    ({"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, "mtp"),
+SAMPLINGS: list[tuple[dict[str, float], tuple[str, ...]]] = [
+    ({"temperature": 0.0}, DRAFTERS),
+    ({"temperature": 0.9}, DRAFTERS),
+    ({"temperature": 1.2, "top_p": 0.9}, ("none", "mtp")),
+    ({"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, ("none", "mtp")),
 ]
+"""Options of replies, each with the drafters of some."""
 
 
 def replies(bundle: Path) -> dict[str, list[int]]:
@@ -32,12 +34,13 @@ def replies(bundle: Path) -> dict[str, list[int]]:
     found = {}
     for kind in get_args(KVCacheType):
         with ondevice.load(bundle, engine="simd", threads=2, kv_cache=kind) as model:
-            for sampling, drafter in [*product(({"temperature": 0.0}, {"temperature": 0.9}), DRAFTERS), *FILTERED]:
-                options: dict[str, Any] = {"drafter": drafter, "seed": 11, "max_new_tokens": 24} | sampling
-                options |= {} if drafter == "none" else DRAFTS
-                model.forget()
-                reply = model.generate(PROMPT, **options)
-                found[f"{kind} {sampling} {drafter}"] = list(reply.token_ids)
+            for sampling, drafters in SAMPLINGS:
+                for drafter in drafters:
+                    options: dict[str, Any] = {"drafter": drafter, "seed": 11, "max_new_tokens": 24} | sampling
+                    options |= {} if drafter == "none" else DRAFTS
+                    model.forget()
+                    reply = model.generate(PROMPT, **options)
+                    found[f"{kind} {sampling} {drafter}"] = list(reply.token_ids)
     return found
 
 
