@@ -1,4 +1,4 @@
-"""Compiled logarithm and exponential, the same bits on every CPU and operating system: of float64, and of float32 for sums.
+"""Compiled logarithm and exponential, the same bits on every CPU and operating system: of float64, and for sums of float32.
 
 C libraries differ in the last bit of theirs. These use integers, and sums, products and quotients of float64, whose
 rounding IEEE 754 fixes.
