@@ -1,4 +1,4 @@
-"""Compiled logarithm and exponential, the same bits on every CPU and operating system: of float64, and for sums of float32.
+"""Compiled logarithm and exponential of float64, and an exponential of float32: the same bits on every CPU and system.
 
 C libraries differ in the last bit of theirs. These use integers, and sums, products and quotients of float64, whose
 rounding IEEE 754 fixes.
