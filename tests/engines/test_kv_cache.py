@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ondevice.engines.kv_cache import HUGE_ROWS, MARGIN, SLACK, KVCache, Views
+from tests.engines.test_cache_memory import anonymous_bytes
 
 WINDOW = 40
 MAX_ROWS = 96
@@ -161,8 +161,3 @@ def test_the_first_rows_take_memory_for_themselves_alone() -> None:
     before = anonymous_bytes()
     write(cache, 0, np.ones(1, np.float32))
     assert anonymous_bytes() - before < 16 << 20
-
-
-def anonymous_bytes() -> int:
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))

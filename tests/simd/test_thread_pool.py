@@ -136,11 +136,17 @@ def test_every_unit_of_a_step_is_claimed_once(units: int, threads: int) -> None:
 
 
 def test_a_thread_takes_over_the_shares_of_threads_that_do_not_run() -> None:
-    counters, claimed = np.zeros((3, LINE // 8), np.int64), list[int]()
-    while (part := claim_part(counters.ctypes.data, 100, 1, 3))[0] < part[1]:
+    """Parts of each share get smaller, down to one unit."""
+    counters, claimed, sizes = np.zeros((3, LINE // 8), np.int64), list[int](), dict[int, list[int]]()
+    while (part := claim_part(counters.ctypes.data, 99, 1, 3))[0] < part[1]:
         claimed += range(*part)
+        sizes.setdefault(part[0] // 33, []).append(part[1] - part[0])
     assert claimed[:33] == list(range(33, 66))
-    assert sorted(claimed) == list(range(100))
+    assert sorted(claimed) == list(range(99))
+    assert sorted(sizes) == [0, 1, 2]
+    for own in sizes.values():
+        assert own == sorted(own, reverse=True)
+        assert own[-1] == 1
 
 
 def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:

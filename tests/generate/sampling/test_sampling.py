@@ -82,6 +82,17 @@ def test_top_p_keeps_the_lowest_ids_of_a_tie() -> None:
     assert np.flatnonzero(kept).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("spread", [0.001, 0.01, 1.0, 30.0])
+def test_top_p_is_exact_over_a_large_vocabulary_however_flat(spread: float) -> None:
+    logits = spread * rows(1, 20_000)[0]
+    probs = np.exp(logits.astype(np.float64) - float(logits.max()))
+    probs /= probs.sum()
+    order = np.argsort(-probs, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(probs[order]), 0.7)) + 1
+    kept = np.flatnonzero(Sampler(SamplingOptions(top_p=0.7)).distribution(logits, []))
+    assert kept.tolist() == sorted(order[:needed].tolist())
+
+
 @pytest.mark.parametrize("top_p", [0.3, 0.7, 0.99])
 @pytest.mark.parametrize("spread", [0.001, 0.01, 1.0, 3.0, 30.0])
 def test_top_p_is_right_to_a_millionth_over_a_large_vocabulary_however_flat(spread: float, top_p: float) -> None:
