@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -51,7 +52,13 @@ def stamp_of(package: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "file", ["engines/simd/kernels/isa/vector.py", "generate/sampling/gumbel.py", "native/builder.py"]
+    "file",
+    [
+        "bundle_format/weight_format.py",
+        "engines/simd/kernels/isa/vector.py",
+        "generate/sampling/gumbel.py",
+        "native/builder.py",
+    ],
 )
 def test_an_edited_source_asks_for_another_library(copy: Path, file: str) -> None:
     before = stamp_of(copy)
@@ -59,6 +66,30 @@ def test_an_edited_source_asks_for_another_library(copy: Path, file: str) -> Non
     with (copy / file).open("a") as source:
         source.write("\n# edited\n")
     assert stamp_of(copy) != before
+
+
+def test_every_kernel_is_in_a_source() -> None:
+    """A library would otherwise be taken after its kernel was edited."""
+    places = {package: Path(str(package.__file__)).parent for package in (ondevice, import_module("ondevice_export"))}
+    found = {
+        ".".join((package.__name__, *file.relative_to(place).with_suffix("").parts))
+        for package, place in places.items()
+        for file in place.rglob("*.py")
+        if {"kernel", "entry"} & _decorators(file)
+    }
+    assert "ondevice.generate.drafters.ngram" in found
+    assert not found - library.sources().keys()
+
+
+def _decorators(file: Path) -> set[str]:
+    """Names of the decorators, or of the functions that make them, in a file."""
+    made = [
+        decorator.func if isinstance(decorator, ast.Call) else decorator
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+    ]
+    return {node.id for node in made if isinstance(node, ast.Name)}
 
 
 def test_a_reply_imports_no_compiler(reference_bundle: Path) -> None:
