@@ -71,7 +71,7 @@ def export(
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
         quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files; that of
             others is `int4`. See `ExportOptions` for this and the other options of formats.
-        head_bits: 4 or 8, the default.
+        head_bits: 4 or 8; None for 8, or for what a GGUF file has.
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def machine_facts() -> dict[str, Any]:
     """Versions, processor, available engines, and measured bandwidth and arithmetic.
 
-    Measuring takes some tenths of a second.
+    Measuring takes some tenths of a second, and some seconds more where its kernels have to be built first.
     """
     from ondevice.engines.simd.pack_cache import pack_sizes
     from ondevice.native import library
@@ -114,7 +114,7 @@ def version_of(package: str) -> str:
 
 
 def _measured(threads: int) -> dict[str, Any]:
-    """The facts of `MEASURED`. Compiles and runs two small kernels, so it fails where that does not work."""
+    """The facts of `MEASURED`. Runs kernels, which may be built for it, so it fails where that does not work."""
     from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
     from ondevice.engines.simd.roofline import RooflineMeasurement
 

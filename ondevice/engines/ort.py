@@ -163,7 +163,8 @@ class OrtSession(CachedSequence):
     ) -> None:
         """
         Args:
-            engine, origin: as in `CachedSequence`.
+            engine: runs its forwards.
+            origin: as in `CachedSequence`.
             bound, drafts, heads: the target's graph, the drafter's if there is one, and those of heads by kind.
         """
         super().__init__(

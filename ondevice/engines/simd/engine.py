@@ -279,11 +279,12 @@ class SimdSession(CachedSequence):
     ) -> None:
         """
         Args:
-            engine, caches: as in `CachedSequence`.
+            engine: runs its forwards; its `origin` is the sequence's.
+            caches: as in `CachedSequence`.
             record: the sequence's record for the kernels.
             index: the codes of its keys; None if all attention is exact.
-            drafts: the drafter's state, if there is one. If it were made in a generation's first draft step, which is
-                timed, this would take three times as long.
+            drafts: the drafter's state, if there is one. Made here, because a generation's first draft step, which is
+                timed, would take three times as long with it.
             heads: the states of heads, by kind.
         """
         super().__init__(caches, engine.origin)

@@ -62,7 +62,7 @@ class RooflineMeasurement:
         for pool, processor in zip(self._pools, machine.core_processors(), strict=False):
             pool.submit(os.sched_setaffinity, 0, {processor}).result()
         self._time(self._fill)
-        self._reading()  # the first one compiles the kernels
+        self._reading()  # the first one loads the kernels, and builds them where they are missing
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -122,7 +122,7 @@ SAMPLE_AGE = 256
 """Tokens after which newer ones are taken as the sample."""
 
 SEARCH_SHARE = 0.02
-"""Share of the time of generating that the search may take, whatever it finds; half of that in a portfolio."""
+"""Share of the time of generating that the search may take, whatever it finds; half of that as a part of `auto`."""
 
 REPEATS = 3
 """Timings of a path, of which the median is used. Few, because the reply waits meanwhile."""
