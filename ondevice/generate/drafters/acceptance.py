@@ -18,29 +18,28 @@ HOPELESS = 0.02
 """Survival below which a token of a tree is not forecast, as hardly any machine has rows that cost so little of a
 forward: planning takes time in every round, for each token."""
 
+LEAN = 3.0
+"""Events that the rate of the position before is worth, as a prior."""
+
+KEEP = 0.96
+"""Weight of a position's earlier events after a new draft; remembers about 25."""
+
 
 class PositionAcceptance:
     """The probability that the target accepts the token at a position of a draft, given that it accepted those before.
 
-    A position that is seldom reached takes over the rate of the position before it, as a prior worth `lean` events. The
+    A position that is seldom reached takes over the rate of the position before it, as a prior worth LEAN events. The
     prior of the first position is `start`, and it gains weight while nothing is drafted, so that a drafter that was
     poor long ago is tried again. How often that may fail is the controller's concern.
 
-    start : probability before anything was seen, worth `lean` events
-    sure : events that `start` is worth besides, which do not fade: for one that was measured on other texts
-    lean : events that the rate of the position before is worth
-    keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
+    start : probability before anything was seen, worth LEAN events
     idle : weight of all events after a token that came without a draft
+    sure : events that `start` is worth besides, which do not fade: for one that was measured on other texts
     """
 
-    def __init__(
-        self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98, sure: float = 0.0
-    ) -> None:
-        self._start, self._sure = start, sure
-        self._lean = lean
-        self._keep = keep
-        self._idle = idle
-        self._tallies = [Tally(lean * start, lean)]
+    def __init__(self, start: float = 0.7, *, idle: float = 0.98, sure: float = 0.0) -> None:
+        self._start, self._idle, self._sure = start, idle, sure
+        self._tallies = [Tally(LEAN * start, LEAN)]
         self._undrafted = 0
         """Tokens since the last draft that the tallies have not faded for yet."""
 
@@ -51,7 +50,7 @@ class PositionAcceptance:
         self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
         for position, tally in enumerate(self._tallies):
             # Positions not reached fade too, or a run of rejections would keep a position from ever being tried again.
-            tally.fade(self._keep)
+            tally.fade(KEEP)
             if position < reached:
                 tally.add(position < accepted)
 
@@ -104,7 +103,7 @@ class PositionAcceptance:
         for tally in self._tallies[:k]:
             rate = (tally.hits + lean * rate) / (tally.weight + lean)
             rates.append(rate)
-            lean = self._lean
+            lean = LEAN
         return rates + [rate] * (k - len(rates))
 
     def _catch_up(self) -> None:
@@ -115,9 +114,19 @@ class PositionAcceptance:
         self._undrafted = 0
         for tally in self._tallies:
             tally.fade(keep)
-        renewed = self._lean * (1.0 - keep)
+        renewed = LEAN * (1.0 - keep)
         self._tallies[0].hits += renewed * self._start
         self._tallies[0].weight += renewed
+
+
+KNOTS = 17
+"""Knots of a calibration."""
+
+KNOT_KEEP = 0.98
+"""Weight of a knot's earlier events after a new one; remembers about 50."""
+
+KNOT_PRIOR = 4.0
+"""Events that the identity is worth at first, per knot."""
 
 
 class Calibration:
@@ -125,16 +134,11 @@ class Calibration:
 
     Piecewise linear between evenly spaced knots. It starts as the identity, worth a few events per knot; each event
     moves the two knots next to its raw value.
-
-    knots : number of knots
-    keep : weight of a knot's earlier events after a new one; 0.98 remembers about 50
-    start_weight : events that the identity is worth at first, per knot
     """
 
-    def __init__(self, knots: int = 17, keep: float = 0.98, start_weight: float = 4.0) -> None:
-        self._keep = keep
-        self._weights = [start_weight] * knots
-        self._hits = [start_weight * knot / (knots - 1) for knot in range(knots)]
+    def __init__(self) -> None:
+        self._weights = [KNOT_PRIOR] * KNOTS
+        self._hits = [KNOT_PRIOR * knot / (KNOTS - 1) for knot in range(KNOTS)]
 
     def probability(self, raw: float) -> float:
         """The calibrated probability for a raw confidence."""
@@ -146,14 +150,14 @@ class Calibration:
         """Learn whether the target accepted a token of this raw confidence, having accepted all before it."""
         low, beyond = self._locate(raw)
         for knot, share in ((low, 1.0 - beyond), (low + 1, beyond)):
-            kept = self._keep**share
+            kept = KNOT_KEEP**share
             self._weights[knot] = kept * self._weights[knot] + share
             self._hits[knot] = kept * self._hits[knot] + share * taken
 
     def _locate(self, raw: float) -> tuple[int, float]:
         """The knot below `raw`, and the distance to it in steps between knots."""
-        place = min(max(raw, 0.0), 1.0) * (len(self._weights) - 1)
-        low = min(int(place), len(self._weights) - 2)
+        place = min(max(raw, 0.0), 1.0) * (KNOTS - 1)
+        low = min(int(place), KNOTS - 2)
         return low, place - low
 
 
