@@ -181,7 +181,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def total_bytes(root: Path = Path("/")) -> int:
+def total_bytes(root: Path) -> int:
     """Memory of the machine, or the container's limit if that is lower; 0 if unknown."""
     if sys.platform == "linux":
         memory, limit = _memory_field(root / "proc/meminfo", "MemTotal"), memory_limit(root)
@@ -234,7 +234,7 @@ def processor_quota(root: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
-def memory_quota(root: Path = Path("/")) -> int | None:
+def memory_quota(root: Path) -> int | None:
     """Bytes that this process's group and its parents may still allocate; None without a limit.
 
     Cached file pages count as used although the system would free them, so the result may be too low, never too high.
@@ -243,7 +243,7 @@ def memory_quota(root: Path = Path("/")) -> int | None:
     return min(left, default=None)
 
 
-def memory_limit(root: Path = Path("/")) -> int | None:
+def memory_limit(root: Path) -> int | None:
     """Bytes that this process's group and its parents may use at most; None without a limit."""
     limits = [limit for group in _control_groups(root, "memory") if (limit := _group_limit(group)) is not None]
     return min(limits, default=None)

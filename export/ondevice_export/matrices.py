@@ -166,7 +166,7 @@ class MatrixWriter:
         form: WeightFormat,
         blocks: BlockReader,
         *,
-        half_scales: bool = False,
+        half_scales: bool,
     ) -> StoredMatrix:
         """Start to write a matrix that is quantised already, unchanged.
 

@@ -36,7 +36,7 @@ from ondevice.files import distrust, make_cache_directory, replacing, trusted
 from ondevice.machine import cache_directory
 from ondevice.native.code_block import CodeBlock
 from ondevice.native.features import native_features
-from ondevice.native.sets import PARTS, PLATFORMS, SETS, best_set, native_platform
+from ondevice.native.sets import PLATFORMS, SETS, best_set, native_platform
 
 CHOICE = "ONDEVICE_KERNELS"
 """Environment variable: path of a library, or name of an instruction set."""
@@ -169,7 +169,7 @@ def kept(part: str) -> Path | None:
     return None
 
 
-def missing(parts: Iterable[str] = PARTS) -> list[str]:
+def missing(parts: Iterable[str]) -> list[str]:
     """The parts, of those given, that have to be built on this machine: neither the library, nor the cache directory,
     nor this process has them.
     """

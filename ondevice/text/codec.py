@@ -99,9 +99,9 @@ class TextCodec:
         stop: str | Sequence[str] | None,
         *,
         is_chat: bool,
-        single_call: bool = False,
-        continues: bool = False,
-        calls: bool = True,
+        single_call: bool,
+        continues: bool,
+        calls: bool,
     ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 

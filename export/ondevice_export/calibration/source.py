@@ -261,7 +261,7 @@ class ImportanceMatrix:
         columns = self._columns.get(name)
         return feedback(moments if columns is None else moments.divided(columns))
 
-    def rescale(self, names: Sequence[str], finish: Callable[[], None] = lambda: None) -> Float32Array | None:
+    def rescale(self, names: Sequence[str], finish: Callable[[], None]) -> Float32Array | None:
         moments = self._moments(names[0])
         if moments is None:
             return None

@@ -157,9 +157,7 @@ class PackLayout:
         self.write_tiles(put, threads, advance)
         out[:PAGE] = self.first_page(out, threads)
 
-    def write_tiles(
-        self, put: Callable[[int, NDArray[np.uint8]], None], threads: int, advance: Advance = lambda count: None
-    ) -> None:
+    def write_tiles(self, put: Callable[[int, NDArray[np.uint8]], None], threads: int, advance: Advance) -> None:
         """Write all matrices of a pack, in parts of at most `SHARE` bytes where a tile is not larger.
 
         Args:

@@ -267,7 +267,7 @@ class TargetForward:
             stream[: len(joined)] = joined
 
 
-def kind_of_work(rows: int, base: int = WHOLE) -> tuple[int, int]:
+def kind_of_work(rows: int, base: int) -> tuple[int, int]:
     """The kind of work that a forward of so many rows is to the thread pool, and its amount in units of that kind."""
     if rows <= EACH_ROW_COUNT:
         return base + rows, 1

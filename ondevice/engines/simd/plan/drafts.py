@@ -81,7 +81,7 @@ def drafter_plan(
     target: TargetModel,
     builder: PlanBuilder,
     caches: Mapping[int, int],
-    lookup: LookupSettings | None = None,
+    lookup: LookupSettings | None,
 ) -> DraftPlan:
     """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
 
