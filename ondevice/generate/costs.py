@@ -446,21 +446,17 @@ class ExpertReads:
     between, depending on the text. The pool learnt from forwards of any number of rows predicts all others.
 
     share : the number of experts of the model, and the cost of reading one
+    pool : number of experts that recent rows seem to have chosen from
     """
 
     def __init__(self, share: ExpertShare) -> None:
         self._share = share
-        self._pool = float(share.count)
-
-    @property
-    def pool(self) -> float:
-        """Number of experts that recent rows seem to have chosen from."""
-        return self._pool
+        self.pool = float(share.count)
 
     def observe(self, rows: int, experts: float) -> None:
         """Learn from a forward that read `experts` distinct experts, averaged over its layers."""
         if rows > 1:
-            self._pool += EXPERTS_RATE * (self._pool_of(rows, experts) - self._pool)
+            self.pool += EXPERTS_RATE * (self._pool_of(rows, experts) - self.pool)
 
     def without_experts(self, seconds: float, experts: float) -> float:
         """The time that a forward would have taken if all its rows had chosen the same experts."""
@@ -468,7 +464,7 @@ class ExpertReads:
 
     def expected(self, costs: list[float]) -> list[float]:
         """From such times of 1, 2, ... rows, the times with the experts that as many rows will probably choose."""
-        return [cost * self._factor(self._distinct(self._pool, rows)) for rows, cost in enumerate(costs, 1)]
+        return [cost * self._factor(self._distinct(self.pool, rows)) for rows, cost in enumerate(costs, 1)]
 
     def _factor(self, experts: float) -> float:
         return 1.0 + self._share.of_a_row * max(experts - self._share.top, 0.0)

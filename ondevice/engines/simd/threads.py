@@ -111,7 +111,7 @@ class ThreadPool:
         """
         choice = self._choices.get(kind)
         if choice is None:
-            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind))
+            choice = self._choices[kind] = ThreadChoice(self.threads, self._first_count(kind))
         threads = choice.threads
         if choice.trying:  # a number that may be far slower is tried for one forward, not for several in a call
             state[MOST_RUNS] = min(int(state[MOST_RUNS]), 1)
@@ -128,8 +128,8 @@ class ThreadPool:
             queue.put(None)
         self._queues = []
 
-    def _served(self, kind: int) -> int | None:
-        """A first thread count for a kind of work: that of the nearest neighbour which has tried several counts, else
+    def _first_count(self, kind: int) -> int | None:
+        """The thread count that a kind of work begins with: that of the nearest neighbour which has tried several, else
         the highest of all kinds that have, because a busy core slows all kinds; None if none has.
         """
         tried = {other: choice.threads for other, choice in self._choices.items() if choice.tried}
