@@ -11,11 +11,17 @@ import pytest
 from ondevice.errors import UsageError
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
-from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
-from ondevice.text.reply_stream import ReplyStream
-from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
-from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
+from tests.grammar.walks import (
+    calls_and_text,
+    compiler,
+    end_ids,
+    is_whole_reply,
+    matcher,
+    schema_format,
+    walk,
+)
+from tests.grammar.walks import ids_of as ids
 from tests.text.conversations import CLOCK, WEATHER
 from tests.text.test_family_replies import LLAMA, MISTRAL, MISTRAL_11, THINKING
 from tests.text.tokenizers_made import chat_with
@@ -49,24 +55,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return name, compiler(TOKENIZERS[name], tmp_path_factory.mktemp(name))
 
 
-def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
 def is_whole(name: str, constraint: Matcher, text: str) -> bool:
-    """Whether this may be the whole reply."""
-    said = ids(TOKENIZERS[name], text)
-    ends = end_ids(TOKENIZERS[name])
-    return constraint.allows(said) and constraint.take(said) == len(said) and (
-        constraint.finished or constraint.allows(ends[:1])
-    )  # fmt: skip
+    return is_whole_reply(TOKENIZERS[name], constraint, text)
 
 
 def parsed(name: str, token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
-    tokenizer = TOKENIZERS[name]
-    stream = ReplyStream(tokenizer, parser=ReplyParser(ResponseTemplate(known_template(tokenizer), tokenizer)))
-    found = stream.feed(token_ids).then(stream.finish())
-    return [(each.name, each.arguments) for each in found.tool_calls], found.text
+    return calls_and_text(TOKENIZERS[name], known_template(TOKENIZERS[name]), token_ids)
 
 
 def test_a_required_call_is_one_of_the_tools(model: tuple[str, Compiler]) -> None:

@@ -15,12 +15,10 @@ from ondevice.errors import GrammarError, UsageError
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.response_format import ToolChoice
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
-from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import GEMMA_4 as RESPONSES
 from tests.grammar.schemas import random_schema
-from tests.grammar.walks import compiler, end_ids, ids_in, matcher, walk
+from tests.grammar.walks import calls_and_text, compiler, end_ids, ids_in, ids_of, is_whole_reply, matcher, walk
 from tests.text.conversations import CLOCK, WEATHER
 from tests.text.templates import GEMMA_4
 from tests.text.tokenizers_made import gemma_chat, gemma_like
@@ -32,13 +30,8 @@ CLOCK_CALL = "<|tool_call>call:clock{}<tool_call|>"
 THOUGHT = "<|channel>thought\nhm <|turn> hm<channel|>"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
-
-
 def ids(text: str) -> list[int]:
-    return TOKENIZER.encode(text, add_special_tokens=False)
+    return ids_of(TOKENIZER, text)
 
 
 def function(parameters: Any, name: str = "f") -> dict[str, Any]:
@@ -46,18 +39,11 @@ def function(parameters: Any, name: str = "f") -> dict[str, Any]:
 
 
 def is_whole(constraint: Matcher, text: str) -> bool:
-    """Whether this may be the whole reply."""
-    said = ids(text)
-    return constraint.allows(said) and constraint.take(said) == len(said) and (
-        constraint.finished or constraint.allows([ENDS[0]])
-    )  # fmt: skip
+    return is_whole_reply(TOKENIZER, constraint, text)
 
 
 def parsed(token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
-    """Calls and text of a reply, as its stream tells them apart."""
-    stream = ReplyStream(TOKENIZER, parser=ReplyParser(ResponseTemplate(RESPONSES, TOKENIZER)))
-    found = stream.feed(token_ids).then(stream.finish())
-    return [(each.name, each.arguments) for each in found.tool_calls], found.text
+    return calls_and_text(TOKENIZER, RESPONSES, token_ids)
 
 
 SCHEMAS: list[tuple[Any, list[str], list[str]]] = [

@@ -13,7 +13,7 @@ from ondevice.grammar import limits
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.reply_grammar import reply_grammar
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
-from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
+from tests.grammar.walks import end_ids, ids_in, matcher, schema_format, walk
 from tests.text.tokenizers_made import gemma_chat
 
 TOKENIZER = gemma_chat()
@@ -23,11 +23,6 @@ NINE = [{"type": "string", "pattern": f"[a-m]{{{number + 1}}}[n-z]"} for number 
 NESTED: dict[str, Any] = {}
 for each in NINE:
     NESTED = {**each, "anyOf": [NESTED]} if NESTED else each
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
 
 
 def forced_tokens(constraint: Matcher) -> list[int]:

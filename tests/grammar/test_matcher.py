@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.errors import GrammarError, UsageError
 from ondevice.grammar.matcher import Compiler, Matcher
-from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
+from tests.grammar.walks import compiler, end_ids, ids_in, ids_of, matcher, schema_format, walk
 from tests.text.tokenizers_made import gemma_chat
 
 SCHEMA = {
@@ -27,18 +27,13 @@ TOKENIZER = gemma_chat()
 ENDS = end_ids(TOKENIZER)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
 def constraint(made: Compiler) -> Matcher:
     return matcher(made, schema_format(SCHEMA))
 
 
 def ids(text: str) -> list[int]:
-    return TOKENIZER.encode(text, add_special_tokens=False)
+    return ids_of(TOKENIZER, text)
 
 
 def named(text: str) -> str:

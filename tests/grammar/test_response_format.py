@@ -14,25 +14,15 @@ from ondevice.errors import GrammarError, MissingDependencyError, UsageError
 from ondevice.grammar.matcher import Compiler
 from ondevice.grammar.response_format import answer_grammar
 from tests.grammar.schemas import random_schema
-from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
+from tests.grammar.walks import compiler, end_ids, is_whole_reply, matcher, schema_format, walk
 from tests.text.tokenizers_made import byte_level, gemma_chat
 
 TOKENIZER = gemma_chat()
 ENDS = end_ids(TOKENIZER)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
-
-
 def allowed(made: Compiler, response_format: Any, text: str) -> bool:
-    """Whether this may be the whole answer."""
-    constraint = matcher(made, response_format)
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    return constraint.allows(ids) and (constraint.take(ids) == len(ids)) and (
-        constraint.finished or constraint.allows([ENDS[0]])
-    )  # fmt: skip
+    return is_whole_reply(TOKENIZER, matcher(made, response_format), text)
 
 
 OPEN: list[dict[str, Any]] = [

@@ -11,6 +11,8 @@ import numpy as np
 
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
+from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
+from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 
 ENDS = ("<eos>", "<turn|>", "<|tool_response>")
@@ -44,6 +46,25 @@ def matcher(
 
 def schema_format(schema: Any, **further: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema, **further}}
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def is_whole_reply(tokenizer: Tokenizer, constraint: Matcher, text: str) -> bool:
+    """Whether a text may be the whole reply."""
+    said = ids_of(tokenizer, text)
+    return constraint.allows(said) and constraint.take(said) == len(said) and (
+        constraint.finished or constraint.allows(end_ids(tokenizer)[:1])
+    )  # fmt: skip
+
+
+def calls_and_text(tokenizer: Tokenizer, template: Any, token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
+    """Calls and text of a reply, as its stream tells them apart."""
+    stream = ReplyStream(tokenizer, parser=ReplyParser(ResponseTemplate(template, tokenizer)))
+    found = stream.feed(token_ids).then(stream.finish())
+    return [(each.name, each.arguments) for each in found.tool_calls], found.text
 
 
 def ids_in(mask: np.ndarray) -> list[int]:

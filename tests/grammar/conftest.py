@@ -1,0 +1,14 @@
+"""The compiled grammars' tokenizer, with Gemma's control tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from ondevice.grammar.matcher import Compiler
+from tests.grammar.walks import compiler
+from tests.text.tokenizers_made import gemma_chat
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return compiler(gemma_chat(), tmp_path_factory.mktemp("tokenizer"))
