@@ -18,6 +18,7 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import GEMMA_4 as RESPONSES
 from tests.grammar.schemas import random_schema
+from tests.grammar.walks import ENDS as END_TEXTS
 from tests.grammar.walks import calls_and_text, compiler, end_ids, ids_in, ids_of, is_whole_reply, matcher, walk
 from tests.text.conversations import CLOCK, WEATHER
 from tests.text.templates import GEMMA_4
@@ -275,7 +276,7 @@ def test_thoughts_come_before_what_is_limited(made: Compiler) -> None:
 def test_control_tokens_stay_out_of_strings_though_the_tokenizer_does_not_call_them_special(tmp_path: Path) -> None:
     whole = json.loads(TOKENIZER._backend.to_str())
     for token in whole["added_tokens"]:
-        token["special"] = token["content"] in ("<bos>", *ENDS)
+        token["special"] = token["content"] in ("<bos>", *END_TEXTS)
     plain = Tokenizer(Backend.from_str(json.dumps(whole)), 2)
     assert len(plain.special_ids) < len(TOKENIZER.special_ids)
     constraint = matcher(compiler(plain, tmp_path), tool_choice="required", tools=[WEATHER])
