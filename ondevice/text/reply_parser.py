@@ -72,8 +72,9 @@ class ReplyParser:
     """State machine over the text of a reply: its state is the field that the text belongs to.
 
     Call `feed` with text, `control` with control tokens, and `finish` at the end. Results depend on the whole reply,
-    not on how it is divided: text that may be part of a delimiter is held back. A call that is malformed or cut off is
-    returned as text, as it was written: nothing that a model writes is an error. White space around the answer stays.
+    not on how it is divided: text that may be part of a delimiter is held back, and left out if the reply ends within a
+    delimiter of control tokens. A call that is malformed or cut off is returned as text, as it was written: nothing
+    that a model writes is an error. White space around the answer stays.
     """
 
     def __init__(self, template: ResponseTemplate, begun: str = "", *, ends_calls: bool = True) -> None:
@@ -132,10 +133,15 @@ class ReplyParser:
                 self._opening = place[0]
                 self._groups = {name: value for name, value in place.groupdict().items() if value}
             at = place.end()
-        end = len(text) if last else min((each.held(text, at) for _, each in self._watched()), default=len(text))
+        end = min((each.held(text, at) for _, each in self._watched()), default=len(text))
         given = given.then(self._inside(text[at:end]))
         self._held = text[end:]
-        return given.then(self._leave("")) if last else given
+        if not last:
+            return given
+        is_call = self._field is not None and self._field.name == CALLS
+        if is_call or not PRIVATE.search(self._held):  # a control token in it: it is a delimiter that is cut off
+            given = given.then(self._inside(self._held))
+        return given.then(self._leave(""))
 
     def _watched(self) -> Iterator[tuple[Field | None, Delimiter]]:
         """Delimiters that count in this state, each with the field that it opens; None for the end of this field."""

@@ -53,6 +53,10 @@ REPLIES: dict[str, tuple[str, str]] = {
 }
 
 
+SPELT = {"thinking": {"open": "<think>", "close": "</think>"}, "content": {}}
+"""Thoughts between delimiters that are no control tokens."""
+
+
 def stream(prompt: str = PROMPT, stops: Any = ()) -> ReplyStream:
     begun = begun_reply(TEMPLATE, TOKENIZER, ids_of(prompt))
     assert begun is not None
@@ -193,6 +197,20 @@ def test_text_comes_at_once():
 )
 def test_a_broken_call_is_text(broken):
     assert parsed(f"So: {broken}") == Parsed(f"So: {broken}")
+
+
+@pytest.mark.parametrize("delimiter", ["<|channel>thought\n", "<|tool_call>call:"])
+def test_a_delimiter_that_is_cut_off_is_no_text(delimiter):
+    ids = ids_of(f"Yes. {delimiter}")
+    for count in range(len(ids_of("Yes. ")), len(ids)):
+        made = stream()
+        assert made.feed(ids[:count]).then(made.finish()) == Parsed("Yes.")
+
+
+def test_text_that_only_may_be_a_delimiter_stays():
+    template = ResponseTemplate({**GEMMA_4, "start_anchor": "a", "fields": SPELT}, TOKENIZER)
+    made = ReplyStream(TOKENIZER, (), ReplyParser(template))
+    assert made.feed(ids_of("Yes. <thi")).then(made.finish()) == Parsed("Yes. <thi")
 
 
 def test_no_call_begins_without_a_name():
