@@ -215,12 +215,15 @@ class TokenOffsets:
                 self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
                 self._end_run()
             else:
-                found.append(self._at + self._held)
+                begin, own = self._at + self._held, self._tokenizer.token_bytes(token_id)
+                self._at += len(self._detokenizer.feed(token_id))
                 if token_id in self._tokenizer.byte_ids:
-                    self._held += len(self._run.decode(self._tokenizer.token_bytes(token_id)))
+                    self._held += len(self._run.decode(own))
                 else:
                     self._end_run()
-                self._at += len(self._detokenizer.feed(token_id))
+                    # a character that was never completed is U+FFFD, and comes with this token's text
+                    begin = max(begin, self._at - len(getincrementaldecoder("utf-8")("replace").decode(own)))
+                found.append(begin)
         return found
 
     def _end_run(self) -> None:

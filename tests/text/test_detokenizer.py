@@ -82,3 +82,13 @@ def test_a_token_begins_where_its_character_does(make, text):
     parts = list(map(tokenizer.token_bytes, ids))
     before = [b"".join(parts[:number]).decode(errors="ignore") for number in range(len(parts))]
     assert TokenOffsets(tokenizer).add(ids) == list(map(len, before))
+
+
+@pytest.mark.parametrize("make", [byte_level, gemma_like])
+def test_a_token_begins_behind_a_character_that_is_never_completed(make):
+    tokenizer = make()
+    cut = tokenizer.encode("a\U0001d518", add_special_tokens=False)[:-1]
+    ids = [*cut, *tokenizer.encode(" x", add_special_tokens=False)]
+    before = tokenizer.decode(cut)
+    assert before.endswith("\ufffd")
+    assert TokenOffsets(tokenizer, 0).add(ids)[len(cut)] == len(before)
