@@ -83,7 +83,7 @@ def read_chat(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
     options: GenerationKeywords = {**_options(fields), **tool_options(tools, None)}
     if messages:
         options |= continue_option(fields, messages)
-    return _request(fields, [messages] if messages else [], options), partial(OllamaWriter, is_chat=True)
+    return _request(fields, [messages] if messages else [], options, is_chat=True)
 
 
 def read_generate(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]:
@@ -97,20 +97,23 @@ def read_generate(fields: RequestFields) -> tuple[CompletionRequest, MakeWriter]
     if raw and (system or pictures or "thinking" in options):
         raise fields.unsupported("raw", "a raw prompt has no system message, no images and no `think`: leave them out")
     if not prompt and not pictures:
-        return _request(fields, [], options), partial(OllamaWriter, is_chat=False)
+        return _request(fields, [], options, is_chat=False)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": content_of([*pictures, {"type": "text", "text": prompt}])})
-    return _request(fields, [prompt if raw else messages], options), partial(OllamaWriter, is_chat=False)
+    return _request(fields, [prompt if raw else messages], options, is_chat=False)
 
 
-def _request(fields: RequestFields, prompts: Sequence[Prompt], options: GenerationKeywords) -> CompletionRequest:
+def _request(
+    fields: RequestFields, prompts: Sequence[Prompt], options: GenerationKeywords, *, is_chat: bool
+) -> tuple[CompletionRequest, MakeWriter]:
     fields.ignore(*BESIDE_OPTIONS)
     inner = fields.inner("options")
     inner.ignore(*STARTED)
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)
     request = read_request(inner, NAMES, prompts, options)
     thinks = {"thinking": "think"} if options.get("thinking") else {}
-    return replace(request, keep_s=_keep_s(fields), needs={**request.needs, **thinks})
+    request = replace(request, keep_s=_keep_s(fields), needs={**request.needs, **thinks})
+    return request, partial(OllamaWriter, is_chat=is_chat, unloads=request.keep_s == 0)
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
@@ -137,7 +140,7 @@ def _keep_s(fields: RequestFields) -> float | None:
     value = fields.get("keep_alive")
     if isinstance(value, str):
         text, parts = value.removeprefix("-"), DURATION.findall(value)
-        if "".join(f"{number}{unit}" for number, unit in parts) != text or not text:
+        if text not in ("0", "".join(f"{number}{unit}" for number, unit in parts)) or not text:
             raise fields.wrong("keep_alive", "a number of seconds, or a duration such as 5m")
         total = sum(float(number) * UNITS[unit] for number, unit in parts)
         seconds: float | None = -total if value.startswith("-") else total
@@ -196,14 +199,16 @@ class OllamaWriter(ResponseWriter):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, is_chat: bool) -> None:
+    def __init__(self, model: Model, choices: Sequence[Choice], *, is_chat: bool, unloads: bool) -> None:
         """
         Args:
             choices: one, or none for a request that only loads or unloads the model.
             is_chat: whether the text is in a message.
+            unloads: whether the model is unloaded behind the response.
         """
         super().__init__(model, choices)
         self._is_chat = is_chat
+        self._unloads = unloads
         self._began = datetime.now(UTC)
 
     def step(self, choice: Choice, step: Step) -> Iterator[JsonLine]:
@@ -248,7 +253,7 @@ class OllamaWriter(ResponseWriter):
     def _end(self) -> dict[str, Any]:
         """Why the reply ended, tokens, and times in nanoseconds."""
         if not self.choices:
-            return {"done_reason": "load"}
+            return {"done_reason": "unload" if self._unloads else "load"}
         [choice] = self.choices
         usage, stats = Usage.of(self.choices), choice.stats
         reason = FINISH_NAMES[choice.finish_reason].openai

@@ -186,3 +186,6 @@ def test_an_empty_request_loads_the_model_and_keep_alive_unloads_it(serve_toy):
         while client.ps().models:
             pass
         assert client.generate("toy-model", "abc", raw=True, options={"num_predict": 2}).eval_count == 2
+        for ask in (client.chat, client.generate):
+            for now in (0, "0", "0s"):
+                assert ask("toy-model", keep_alive=now).done_reason == "unload"
