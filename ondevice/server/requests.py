@@ -64,7 +64,7 @@ MAX_DRAFT = 64
 MAX_CHOICES = 64
 """Most replies of a request: its number of prompts times `n`."""
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """OpenAI's reasoning efforts. Gemma's templates only switch thinking on or off: all but `none` switch it on."""
 
 ERROR_TYPES = {

@@ -289,6 +289,7 @@ def test_streamed_tool_calls_have_their_index(scripted):
     [
         ({}, False),
         ({"reasoning_effort": "medium"}, True),
+        ({"reasoning_effort": "max"}, True),
         ({"reasoning_effort": "none"}, False),
         ({"chat_template_kwargs": {"enable_thinking": True}}, True),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, False),
