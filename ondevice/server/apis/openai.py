@@ -387,11 +387,15 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None)
 
 
 def text_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, list[Any]]:
-    """The `logprobs` of consecutive tokens of a completion, but for their offsets."""
+    """The `logprobs` of consecutive tokens of a completion, but for their offsets.
+
+    A token itself is the last of its `top_logprobs` where it is none of the likeliest, as in OpenAI's API.
+    """
+    scored = [(*each.top, (each.token_id, each.logprob)) for each in logprobs]
     return {
         "tokens": [_token_text(tokenizer, each.token_id) for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
-        "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each.top} for each in logprobs],
+        "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each} for each in scored],
     }
 
 

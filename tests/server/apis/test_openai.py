@@ -362,6 +362,9 @@ def test_logprobs_of_a_chat_completion(served, served_model):
     assert [token for each in streamed if each for token in each["content"]] == tokens
 
 
+LOGPROBS = ("tokens", "token_logprobs", "top_logprobs")
+
+
 def test_logprobs_of_a_completion(served):
     options = {"prompt": "def f(", "max_tokens": 5, "temperature": 0, "logprobs": 2}
     [choice] = served.post(TEXT, **options).body["choices"]
@@ -373,6 +376,19 @@ def test_logprobs_of_a_completion(served):
     chunks = [chunk["choices"][0]["logprobs"] for chunk in served.messages(TEXT, **options)]
     for name, values in logprobs.items():
         assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+
+@pytest.mark.parametrize("top", [0, 1])
+def test_the_alternatives_of_a_completion_include_the_token_itself(served, top):
+    """As OpenAI's client says: up to `logprobs` + 1 of them."""
+    options = {"prompt": "def f(", "max_tokens": 20, "temperature": 2, "seed": 1, "logprobs": top}
+    [choice] = served.post(TEXT, **options).body["choices"]
+    scores, likely = choice["logprobs"], 0
+    for token, logprob, alternatives in zip(*(scores[each] for each in LOGPROBS), strict=True):
+        assert alternatives[token] == logprob
+        assert max(top, 1) <= len(alternatives) <= top + 1
+        likely += len(alternatives) == top
+    assert likely < 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -431,7 +447,7 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
     assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
     assert scores["token_logprobs"][-30:] == [each.logprob for each in reply.logprobs]
     assert [list(each.values()) for each in scores["top_logprobs"][-30:]] == [
-        [logprob for _, logprob in each.top] for each in reply.logprobs
+        list(dict([*each.top, (each.token_id, each.logprob)]).values()) for each in reply.logprobs
     ]
     for token, offset in zip(scores["tokens"][1:], scores["text_offset"][1:], strict=True):
         assert choice["text"].startswith(token, offset)
