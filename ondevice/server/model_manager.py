@@ -177,7 +177,7 @@ class ModelManager:
         self.directory = source.bundle.path.absolute().name
         self._load = source.load
         self._memory = memory or Memory(None)
-        self._idle_s = idle_s
+        self._usual_idle_s = self._idle_s = idle_s
         self._model: Model | None = None
         self._loading: asyncio.Task[None] | None = None
         self._users = 0
@@ -229,7 +229,7 @@ class ModelManager:
         return None if timer is None else max(0.0, timer.when() - asyncio.get_running_loop().time())
 
     def keep(self, idle_s: float | None) -> None:
-        """Unload the model after another idle time from now on, as a user of it may wish."""
+        """Unload the model after another idle time, as a user of it may wish. The next load has the usual one again."""
         self._idle_s = idle_s
 
     @asynccontextmanager
@@ -309,6 +309,7 @@ class ModelManager:
             self._idle_timer.cancel()
             self._idle_timer = None
         model, self._model = self._model, None
+        self._idle_s = self._usual_idle_s
         if model is not None:
             model.close()
             self._memory.give_back(self)

@@ -95,7 +95,7 @@ class CompletionRequest:
     reports_prefill : whether the client wants to be sent the progress of reading the prompt
     echoes : whether the response begins with the prompt
     background : whether the reply goes on without its client
-    keep_s : idle seconds after which the model is to be unloaded from now on, infinite for never; None changes nothing
+    keep_s : idle seconds after which the model is to be unloaded this time, infinite for never; None changes nothing
     needs : what the model must be capable of, in Ollama's words, and the field that asks for it
     """
 

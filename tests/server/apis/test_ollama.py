@@ -189,3 +189,8 @@ def test_an_empty_request_loads_the_model_and_keep_alive_unloads_it(serve_toy):
         for ask in (client.chat, client.generate):
             for now in (0, "0", "0s"):
                 assert ask("toy-model", keep_alive=now).done_reason == "unload"
+        while client.ps().models:
+            pass
+        client.generate("toy-model", "abc", raw=True, options={"num_predict": 2})
+        [entry] = client.ps().models  # loaded anew, it stays as usual
+        assert entry.expires_at is None
