@@ -50,7 +50,7 @@ class GenerationDefaults:
         if path is None:
             return cls()
         try:
-            return cls._of(dict(json.loads(path.read_text("utf-8"))), vocab_size)
+            return cls.of(dict(json.loads(path.read_text("utf-8"))), vocab_size)
         except UsageError as error:
             raise BundleCorruptError(f"{path}: {error}: export the bundle again") from error
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -59,7 +59,11 @@ class GenerationDefaults:
             ) from error
 
     @classmethod
-    def _of(cls, config: Mapping[str, Any], vocab_size: int) -> GenerationDefaults:
+    def of(cls, config: Mapping[str, Any], vocab_size: int) -> GenerationDefaults:
+        """
+        Raises:
+            UsageError: an invalid value.
+        """
         sampled: dict[str, Any] = {}
         if config.get("do_sample"):
             sampled = {name: config[name] for name in ("top_k", "top_p", "min_p") if config.get(name) is not None}

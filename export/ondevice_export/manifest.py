@@ -14,7 +14,8 @@ from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import DrafterEntry
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, UsageError
+from ondevice.options import GenerationDefaults
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
@@ -79,6 +80,10 @@ def make_manifest(
         made.check()
     except InvalidFieldError as error:
         raise CheckpointError(f"{target.checkout.path}: {error}") from error
+    try:
+        GenerationDefaults.of(generation, config.vocab_size)
+    except UsageError as error:
+        raise CheckpointError(f"{directory / GENERATION_CONFIG}: {error}: correct it, or delete the field") from error
     return made
 
 

@@ -137,6 +137,14 @@ def test_what_no_bundle_can_hold(source: Path, field: str, value: object) -> Non
     refuse(source, CheckpointError, name, "a whole number")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("top_k", -1), ("temperature", "warm"), ("suppress_tokens", [384]), ("eos_token_id", "1")]
+)
+def test_generation_defaults_that_no_load_accepts(source: Path, field: str, value: object) -> None:
+    (source / "target" / "generation_config.json").write_text(json.dumps({"do_sample": True, field: value}))
+    refuse(source, CheckpointError, "generation_config.json", field, "correct it")
+
+
 def test_a_window_beyond_the_context_is_the_context(source: Path, tmp_path: Path) -> None:
     edit_json(source / "target" / "config.json", lambda config: config.update(sliding_window=1 << 30))
     target = Bundle.open(export(source / "target", tmp_path / "out")).manifest.target
