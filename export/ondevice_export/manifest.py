@@ -23,7 +23,7 @@ from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.quantize import BLOCK
-from ondevice_export.text_files import adds_bos, special_tokens, turn_ends
+from ondevice_export.text_files import adds_bos, begin_token, special_tokens, turn_ends
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
@@ -58,7 +58,7 @@ def make_manifest(
         sources["drafter"] = _source(drafter)
     if heads is not None:
         sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
-    bos, pad = _single(token_ids["bos_token_id"]), _single(token_ids["pad_token_id"])
+    bos, pad = begin_token(directory, _single(token_ids["bos_token_id"])), _single(token_ids["pad_token_id"])
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),

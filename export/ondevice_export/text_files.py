@@ -32,6 +32,23 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             raise CheckpointError(f"{source}: the chat template holds half a surrogate pair: it is damaged") from error
 
 
+def begin_token(source: Path, configured: int | None) -> int | None:
+    """The token that begins a text: the one that `tokenizer_config.json` names.
+
+    Args:
+        source: the checkpoint's directory.
+        configured: the token of the configuration, where the tokenizer names none. Of models that were trained from
+            another it may be that one's.
+    """
+    text = special_tokens(source).get("bos_token")
+    if text is None or not (source / TOKENIZER).is_file():
+        return configured
+    try:
+        return Tokenizer.from_file(source / TOKENIZER).vocabulary.get(text, configured)
+    except BundleCorruptError:  # loading the bundle reports it
+        return configured
+
+
 def adds_bos(source: Path, bos: int | None, *, default: bool | None) -> bool:
     """Whether texts begin with the token `bos`.
 

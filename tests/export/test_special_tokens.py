@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from ondevice.bundle import Bundle
@@ -79,6 +81,21 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> 
     for tools in (None, [tool]):
         expected = original.apply_chat_template(CHAT, tools=tools, add_generation_prompt=True)["input_ids"]
         assert list(codec.encode(CHAT, 256, ChatOptions(tools=tools))) == list(expected)
+
+
+@pytest.mark.parametrize("said", [{}, {"add_bos_token": True}])
+def test_texts_begin_with_the_token_that_the_tokenizer_names(said: dict[str, bool], tmp_path: Path) -> None:
+    """The configuration of a model may name the token of the one that it was trained from."""
+    save_chat_model(tmp_path / "model", {**NAMED, **said}, "</s>", "<|end|>")
+    path = tmp_path / "model" / "tokenizer.json"
+    made = Tokenizer.from_file(str(path))
+    begin = made.token_to_id("<s>")
+    made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    made.save(str(path))
+    bundle = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8"))
+    expected = AutoTokenizer.from_pretrained(tmp_path / "model").encode("abc")
+    assert list(TextCodec(bundle).encode("abc", 256)) == expected
+    assert bundle.manifest.first_token_id == begin == expected[0]
 
 
 def test_names_that_the_tokenizer_leaves_out_are_those_of_the_ids(tmp_path: Path) -> None:
