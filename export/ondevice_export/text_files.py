@@ -12,19 +12,19 @@ from ondevice.errors import BundleCorruptError, CheckpointError, reason
 from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.checkpoint.json_fields import read_json
-from ondevice_export.checkpoint.source import Note
+from ondevice_export.checkpoint.source import TOOL_TEMPLATE, Note
 from ondevice_export.response_templates import known_template
 
 
 def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
     """Copy the text files that the checkpoint has; a bundle without a tokenizer still runs on token ids."""
-    for name in (TOKENIZER, GENERATION_CONFIG, CHAT_TEMPLATE):
+    for name in (TOKENIZER, GENERATION_CONFIG):
         if (source / name).is_file():
             shutil.copyfile(source / name, bundle / name)
     if not (bundle / TOKENIZER).exists():
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
     _write_response_template(source, bundle, note)
-    template = None if (bundle / CHAT_TEMPLATE).exists() else _configured_template(source)
+    template = _template(source)
     if template is not None:
         try:
             (bundle / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
@@ -100,25 +100,34 @@ def turn_ends(source: Path) -> list[int]:
 
 
 def _template(source: Path) -> str | None:
-    """The checkpoint's chat template; None if it has none."""
-    path = source / CHAT_TEMPLATE
-    return path.read_text("utf-8", "replace") if path.is_file() else _configured_template(source)
+    """The checkpoint's chat template; None if it has none.
 
-
-def _configured_template(source: Path) -> str | None:
-    """The chat template in `tokenizer_config.json`, whose field is a string or a list of named templates.
-
-    Of these, transformers takes `tool_use` where tools are given: the two become one template.
+    Of named ones transformers takes `tool_use` where tools are given: the two become one template.
     """
-    path = source / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
-    if isinstance(template, list):
-        named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
-        template, with_tools = named.get("default"), named.get("tool_use")
-        if isinstance(template, str) and isinstance(with_tools, str):
-            parts = (each.removesuffix("\n") for each in (with_tools, template))  # as Jinja leaves it out at the end
-            template = "{{% if tools is not none %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
+    named = _templates_of_files(source) or _configured_templates(source)
+    template, with_tools = named.get("default"), named.get("tool_use")
+    if isinstance(template, str) and isinstance(with_tools, str):
+        parts = (each.removesuffix("\n") for each in (with_tools, template))  # as Jinja leaves it out at the end
+        template = "{{% if tools is not none %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
     return template if isinstance(template, str) else None
+
+
+def _templates_of_files(source: Path) -> dict[str, str]:
+    """Chat templates by name, as transformers 5 saves them; where there are files, nothing else counts."""
+    paths = {"default": source / CHAT_TEMPLATE, "tool_use": source / TOOL_TEMPLATE}
+    try:
+        return {name: path.read_text("utf-8") for name, path in paths.items() if path.is_file()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{source} has a chat template that cannot be read: {reason(error)}") from error
+
+
+def _configured_templates(source: Path) -> dict[str, object]:
+    """Chat templates by name, as older checkpoints have them in `tokenizer_config.json`: a string, or a list."""
+    path = source / "tokenizer_config.json"
+    given = read_json(path).get("chat_template") if path.is_file() else None
+    if not isinstance(given, list):
+        return {"default": given}
+    return {str(each.get("name")): each.get("template") for each in given if isinstance(each, dict)}
 
 
 def _write_response_template(source: Path, bundle: Path, note: Note) -> None:

@@ -68,15 +68,19 @@ def test_templates_write_the_tokens_that_the_tokenizer_names(
     assert list(TextCodec(Bundle.open(bundle)).encode(CHAT, 256)) == list(expected)
 
 
-def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
-    """As in Hermes 2 and 3, and Command R: the field is a list of named templates."""
+@pytest.mark.parametrize("files", [False, True])
+def test_a_template_for_tools_is_taken_where_there_are_tools(files: bool, tmp_path: Path) -> None:
+    """As in Hermes 2 and 3, and Command R: the field lists named templates, which transformers 5 saves as files."""
     with_tools = (
         "{%- set mark = '!' -%}\n{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}{{ mark }}\n"
     )
     named = [{"name": "default", "template": f"{TEMPLATE}\n"}, {"name": "tool_use", "template": with_tools}]
     save_chat_model(tmp_path / "model", {**NAMED, "chat_template": named}, "</s>", "<s>")
-    codec = TextCodec(Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8")))
     original = AutoTokenizer.from_pretrained(tmp_path / "model")
+    if files:
+        original.save_pretrained(tmp_path / "model")
+        assert "chat_template" not in json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    codec = TextCodec(Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8")))
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     for tools in (None, [tool]):
         expected = original.apply_chat_template(CHAT, tools=tools, add_generation_prompt=True)["input_ids"]

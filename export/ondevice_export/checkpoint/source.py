@@ -13,17 +13,21 @@ from ondevice.machine import expanded
 
 Note = Callable[[str], None]
 
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""The chat template for tools, where it is a file of its own."""
+
 _PATTERNS = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE,
     "*.safetensors",
     "*.safetensors.index.json",
 ]
-_IGNORED = ["*/*", "consolidated*.safetensors"]
-"""The second is all weights once more, under the names of Mistral's own code."""
+_IGNORED = ["*/*.safetensors*", "consolidated*.safetensors"]
+"""Weights in folders, as of other formats; all weights once more, under the names of Mistral's own code."""
 GGUF = ".gguf"
 PART = re.compile(r"(?P<name>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 """The name of one of the files that a large GGUF model was split into, such as `model-00001-of-00003.gguf`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,21 @@ def test_drafter_beside_a_directory(tmp_path: Path, place: str) -> None:
 
 
 def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, object] = {}
+    asked: dict[str, Any] = {}
     (tmp_path / "config.json").touch()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, **options: asked.update(options) or tmp_path)
     source.locate("google/tiny", "v1")
     assert asked["revision"] == "v1"
-    assert "*.bin" not in str(asked["allow_patterns"])
-    assert "*.safetensors" in str(asked["allow_patterns"])
-    assert "consolidated*.safetensors" in str(asked["ignore_patterns"])  # Mistral's, all weights once more
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    wanted += ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    others = ["pytorch_model.bin", "onnx/config.json", "onnx/model.safetensors", "mlx/model.safetensors.index.json"]
+    others += ["consolidated.safetensors"]  # Mistral's, all weights once more
+
+    def matches(name: str, patterns: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in asked[patterns])
+
+    taken = [name for name in [*wanted, *others] if matches(name, "allow_patterns")]
+    assert [name for name in taken if not matches(name, "ignore_patterns")] == wanted
 
 
 @pytest.mark.parametrize(
