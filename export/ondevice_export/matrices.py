@@ -250,7 +250,9 @@ def _reserve(file: DataFile, name: str, shape: tuple[int, int], form: WeightForm
     if not form.quantised:
         return StoredMatrix(name, rows, width, form, file.reserve(form.bytes(rows * width)))
     if width % BLOCK:
-        raise CheckpointError(f"{name} has rows of {width} weights, quantisation needs a multiple of {BLOCK}")
+        raise CheckpointError(
+            f"{name} has rows of {width} weights, quantisation needs a multiple of {BLOCK}: add --quantize none"
+        )
     data = file.reserve(form.bytes(rows * width))
     scales, minimums = (
         file.reserve(rows * (width // BLOCK) * (2 if half_scales else 4)) if needed else None

@@ -315,6 +315,19 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], words: str, tmp_
     with pytest.raises(CheckpointError, match=words) as caught:
         export(tmp_path, tmp_path.parent / "bundle")
     assert "\n" not in str(caught.value)
+    assert "text_config" not in str(caught.value)  # the fields are at the top
+
+
+def test_rows_that_fill_no_group_are_exported_without_quantisation(tmp_path: Path) -> None:
+    """As those of a feed-forward block of stories260K, with 172 numbers."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 172, "max_position_embeddings": CONTEXT}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4))
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"rows of 172 weights, .* a multiple of 32: add --quantize none"):
+        export(tmp_path / "model", tmp_path / "bundle")
+    found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
+    np.testing.assert_allclose(found, loaded_logits(tmp_path / "model"), atol=1e-4)
 
 
 def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
         CheckpointError: a field is damaged or asks for something that is not supported.
     """
     outer = JsonFields(data, origin)
-    text = outer.mapping("text_config", data)
+    text = outer if outer.data.get("text_config") is None else outer.mapping("text_config", {})
     shared = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     found = {**defaults, **{name: data[name] for name in shared if name in data}, **text.data}
     if not text.flag("tie_word_embeddings", True) or not outer.flag("tie_word_embeddings", True):
