@@ -126,7 +126,7 @@ def generate(
         found = _look_up(logprobs, emitted, outputs, path)
         rounds[-1] = replace(rounds[-1], idle=speculation.idle, logprobs=found, finish_reason=reason)
         speculation.learn(rounds)
-        yield from rounds
+        yield from _then_raise(rounds, verdict.error, limits)
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -450,6 +450,13 @@ def _up_to_end(emitted: Sequence[int], stop_ids: frozenset[int], constraint: Con
             kept = kept[: index + 1]
             break
     return kept if constraint is None else kept[: constraint.take(kept)]
+
+
+def _then_raise(rounds: Sequence[Round], error: Exception | None, limits: Limits) -> Iterator[Round]:
+    """The rounds, and then the error of the next token, where plain decoding would go on to it."""
+    yield from rounds
+    if error is not None and rounds[-1].finish_reason is None and not limits.cancelled():
+        raise error
 
 
 def _rounds(

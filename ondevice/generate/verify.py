@@ -24,10 +24,12 @@ class Verdict:
 
     path : rows of the forward to commit, ascending; row 0 is the newest token, row i + 1 is node i of the draft
     emitted : tokens that now follow: the accepted ones, then the target's own; as many as there are rows in `path`
+    error : the exception that plain decoding would end with behind these tokens; None if there is none
     """
 
     path: tuple[int, ...]
     emitted: tuple[int, ...]
+    error: Exception | None = None
 
     @property
     def accepted(self) -> int:
@@ -64,8 +66,8 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
     Valid for any draft, chain or tree, that was made without random numbers, or with the noise that the target's own
     draws take (`Sampler.guess`), wherever it was cut short.
 
-    A node at which nothing can be chosen ends the walk before it: as in plain decoding, the tokens before it are
-    emitted, and the error is that of the next round.
+    A node at which nothing can be chosen, or at which a logits processor raises an exception, ends the walk before it:
+    as in plain decoding, the tokens before it are emitted first, and if they do not end the reply, the error follows.
 
     Args:
         draft: n nodes.
@@ -74,7 +76,7 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
         sampler: the target's choice at each node, independent of the draft.
 
     Raises:
-        OndeviceError: as `Sampler.choose` does, at the root.
+        Exception: as `Sampler.choose` does, at the root.
     """
     children: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
@@ -85,10 +87,10 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
     while True:
         try:
             token = sampler.choose(logits[node + 1], context, emitted)
-        except OndeviceError:
+        except Exception as error:
             if not emitted:
                 raise
-            return Verdict(tuple(path[:-1]), tuple(emitted))
+            return Verdict(tuple(path[:-1]), tuple(emitted), error)
         emitted.append(token)
         if (node, token) not in children:
             return Verdict(tuple(path), tuple(emitted))
@@ -107,8 +109,8 @@ def accept_chosen(chosen: Sequence[int], logits: Float32Array, context: Sequence
     """
     try:
         own = sampler.choose(logits[-1], context, chosen)
-    except OndeviceError:
-        return Verdict(tuple(range(len(chosen))), tuple(chosen))
+    except OndeviceError as error:
+        return Verdict(tuple(range(len(chosen))), tuple(chosen), error)
     return Verdict(tuple(range(1 + len(chosen))), (*chosen, own))
 
 
@@ -130,6 +132,8 @@ def accept_ratio(
     token that the sampler's constraint forbids (`loop.pruned`): a submitted token is then a draw from q without the
     forbidden tokens, renormalised, and is tested with that q.
 
+    A row whose distribution is an error ends the walk before it, as in `accept_matching`.
+
     Args:
         draft: a chain of n tokens with probs float32[n, V].
         logits: float32[1 + n, V].
@@ -147,16 +151,23 @@ def accept_ratio(
     if (draft.parents != np.arange(-1, len(draft) - 1)).any():
         raise ValueError("a draft with probabilities must be a chain")
     tokens: list[int] = draft.tokens.tolist()
-    for row, token in enumerate(tokens):
-        p = sampler.distribution(logits[row], context, tokens[:row])
+    row = 0
+    while True:
+        try:
+            p = sampler.distribution(logits[row], context, tokens[:row])
+        except Exception as error:
+            if not row:
+                raise
+            return Verdict(tuple(range(row)), tuple(tokens[:row]), error)
+        if row == len(tokens):
+            return Verdict(tuple(range(row + 1)), (*tokens, draw(p, rng)))
         q = sampler.allowed_share(draft.probs[row].astype(np.float64), context, tokens[:row])
-        if rng.random() * q[token] >= p[token]:
+        if rng.random() * q[tokens[row]] >= p[tokens[row]]:
             residual = np.maximum(p - q, 0.0)
             # An empty residual means p = q up to rounding, and then a draw from p is the same thing.
             own = draw(residual if residual.any() else p, rng)
             return Verdict(tuple(range(row + 1)), (*tokens[:row], own))
-    bonus = draw(sampler.distribution(logits[len(tokens)], context, tokens), rng)
-    return Verdict(tuple(range(len(tokens) + 1)), (*tokens, bonus))
+        row += 1
 
 
 BLOCK = 512

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ondevice
@@ -73,6 +74,26 @@ def test_the_target_itself_is_always_right(model: Model, reference_bundle: Path,
     options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 5}
     stats = model.generate(PROMPTS["long"], drafter=reference_bundle, **CONSTANT, **options).stats
     assert stats.accepted == stats.drafted > 60
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "ratio"])
+def test_a_processor_that_forbids_every_token_is_the_error_of_plain_decoding(
+    model: Model, reference_bundle: Path, sampling: str
+) -> None:
+    """Also behind a draft that was accepted to its end, of which the draft model has read all tokens."""
+    prompt, tokens = model.encode(PROMPTS["short"]), list[int]()
+
+    def forbid(logits: np.ndarray, context: Sequence[int]) -> np.ndarray:
+        return logits if len(context) < len(prompt) + 6 else np.full_like(logits, -np.inf)
+
+    options: dict[str, Any] = {"temperature": 0.5, "seed": 3, "logits_processors": [forbid], "draft_sampling": sampling}
+    with pytest.raises(UsageError, match="every token is forbidden"):
+        tokens.extend(
+            token
+            for step in model.stream(prompt, drafter=reference_bundle, **CONSTANT, **options)
+            for token in step.token_ids
+        )
+    assert len(tokens) == 6
 
 
 def test_drafts_after_rejections_are_those_of_a_fresh_reading(model: Model, small: Path) -> None:

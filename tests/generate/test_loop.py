@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import Controller, FixedLength, HeuristicLength
@@ -125,6 +126,48 @@ def test_a_stop_token_inside_a_draft_ends_the_output_there(stop_at: int) -> None
     assert tokens == plain[: plain.index(plain[stop_at]) + 1]
     assert rounds[-1].finish_reason == "stop"
     assert all(this.accepted <= len(this.token_ids) for this in rounds)
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_the_tokens_before_a_processor_s_exception_do_not_depend_on_drafts(after: int) -> None:
+    def fail(logits: Float32Array, context: Sequence[int]) -> Float32Array:
+        if len(context) >= len(PROMPT) + after:
+            raise ZeroDivisionError("a processor's own fault")
+        return logits
+
+    plain, _ = generated(GREEDY, Limits(after))
+    controller, tokens = FixedLength(Costs(), 4), list[int]()
+    session = ToyEngine().open_session()
+    sampler, drafters = Sampler(GREEDY, [fail]), [Guesser(1.0)]
+    rounds = run(
+        generate(session, PROMPT, sampler, Limits(12), drafters=drafters, controller=controller), alone(session.engine)
+    )
+    with pytest.raises(ZeroDivisionError, match="own fault"):
+        tokens.extend(token for this in rounds for token in this.token_ids)
+    assert tokens == plain
+
+
+def test_a_processor_that_fails_behind_the_stop_token_does_not_fail() -> None:
+    """As one that follows a grammar, which has no state there. Plain decoding never asks for it."""
+    plain, _ = generated(GREEDY, Limits(12))
+    stop = plain[2]
+
+    def fail(logits: Float32Array, context: Sequence[int]) -> Float32Array:
+        if stop in context[len(PROMPT) :]:
+            raise ZeroDivisionError("a processor's own fault")
+        return logits
+
+    controller, session = FixedLength(Costs(), 6), ToyEngine().open_session()
+    loop = generate(
+        session,
+        PROMPT,
+        Sampler(GREEDY, [fail]),
+        Limits(12, frozenset({stop})),
+        drafters=[Guesser(1.0)],
+        controller=controller,
+    )
+    tokens = [token for this in run(loop, alone(session.engine)) for token in this.token_ids]
+    assert tokens == plain[: plain.index(stop) + 1]
 
 
 @pytest.mark.parametrize("luck", [0.0, 1.0])

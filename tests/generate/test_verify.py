@@ -57,13 +57,23 @@ def test_matching_takes_the_sibling_that_fits_and_skips_other_branches() -> None
 
 
 def test_the_tokens_before_a_row_of_nan_are_emitted() -> None:
-    """As by plain decoding; the next round's newest token is the last of them, and its row the one of NaN."""
+    """As by plain decoding, which then ends with the error."""
     logits, sampler = one_hot(1, 2, 3), Sampler(GREEDY)
     logits[2] = np.nan
     verdict = accept_matching(Draft.chain([1, 2]), logits, [0], sampler)
     assert (verdict.path, verdict.emitted) == ((0, 1), (1, 2))
+    assert isinstance(verdict.error, BundleCorruptError)
     with pytest.raises(BundleCorruptError):
         accept_matching(Draft.chain([3]), logits[2:].repeat(2, axis=0), [0, 1, 2], sampler)
+
+
+def test_the_tokens_before_a_row_of_nan_are_emitted_under_the_ratio_rule() -> None:
+    logits, sampler = one_hot(1, 2, 3), Sampler(SamplingOptions(seed=1))
+    logits[2] = np.nan
+    draft = replace(Draft.chain([1, 2]), probs=np.eye(6, dtype=np.float32)[[1, 2]] * np.float32(0.5))
+    verdict = accept_ratio(draft, logits, [0], sampler, sampler.rng)
+    assert (verdict.path, verdict.emitted) == ((0, 1), (1, 2))
+    assert isinstance(verdict.error, BundleCorruptError)
 
 
 def test_the_context_of_a_choice_holds_the_draft_path() -> None:
