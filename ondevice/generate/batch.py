@@ -150,8 +150,8 @@ class Batch:
         _resign          the driver's place is free; wakes those that wait
         _retract         an exception: rows are taken back, when no running forward can include them
 
-    Fairness: a decoding sequence takes part in every forward. Of prefills, the one that has waited longest comes first,
-    in chunks that do not delay decoding sequences for long.
+    Fairness: a decoding sequence takes part in every forward, or where not all drafts fit, in a later one. Of prefills,
+    the one that has waited longest comes first, in chunks that do not delay decoding sequences for long.
     """
 
     def __init__(self, engine: Engine, max_sequences: int) -> None:
@@ -348,10 +348,13 @@ class Batch:
             _sleep(driver._wakeup, patience)
 
     def _select(self) -> list[tuple[Slot, Rows]]:
-        """The rows of the next forward: those of all decoding slots, then prefill chunks as far as they fit."""
-        decoding = [slot for slot in self._submitted if slot.decoding]
-        selected = [(slot, slot._rows) for slot in decoding if slot._rows is not None]
-        room = self._engine.most_rows - sum(len(rows.tree) for _, rows in selected)
+        """The rows of the next forward: those of decoding slots, then prefill chunks, as far as they fit."""
+        room, selected = self._engine.most_rows, list[tuple[Slot, Rows]]()
+        for slot in self._submitted:
+            rows = slot._rows
+            if rows is not None and slot.decoding and len(rows.tree) <= room:
+                selected.append((slot, rows))
+                room -= len(rows.tree)
         if any(slot.decoding and not slot._is_abandoned() for slot in self._slots):
             room = min(room, self.times.prefill_chunk())
         prefills: list[tuple[Slot, Rows]] = []

@@ -178,6 +178,16 @@ def test_a_prefill_beside_decoding_sequences_is_cut() -> None:
     assert waiting.selected() == [(1, 5), (2, 1), (0, 1)]
 
 
+def test_drafts_that_do_not_fit_together_take_turns() -> None:
+    waiting = Waiting(ToyEngine(chunk=64))
+    for count in (40, 30, 20):
+        waiting.add(chain(count), decoding=True)
+    assert waiting.selected() == [(0, 40), (2, 20)]
+    waiting.batch._done(waiting.slots[0])
+    waiting.batch._done(waiting.slots[2])
+    assert waiting.selected() == [(1, 30)]
+
+
 def test_a_block_is_never_cut() -> None:
     waiting = Waiting(ToyEngine(chunk=512))
     waiting.add(chain(500), blocks=[(30, 40), (60, 100)])
