@@ -253,7 +253,7 @@ class Conversation:
         """Write the messages to a file, as JSON in OpenAI's form, pictures and sounds in base64.
 
         Raises:
-            UsageError: the file exists and is not a saved conversation.
+            UsageError: the file exists and is not a saved conversation, or no file can have this name.
             OSError: it cannot be written; the old one stays.
         """
         if path.exists():
@@ -261,8 +261,12 @@ class Conversation:
                 read_list(path, "list of messages", dict)
             except PromptError as error:
                 raise UsageError(f"{path} is not a conversation and is not overwritten: name another file") from error
-        with replacing(path) as file:
-            file.write(f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode())
+        content = f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode()
+        try:
+            with replacing(path) as file:
+                file.write(content)
+        except ValueError as error:  # a NUL, or a letter that names of files cannot have in this locale
+            raise UsageError(f"cannot write {str(path)!r}: {error}") from error
 
     def load(self, path: Path) -> None:
         """Continue with the messages of a file; PromptError if this bundle's template does not accept them."""

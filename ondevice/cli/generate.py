@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
     extra: dict[str, Any] = {}
     with load_model(args) as model:
-        if args.max_new_tokens is None and isinstance(prompt, list) and isinstance(prompt[0], dict):
+        if args.max_new_tokens is None and isinstance(prompt, list) and args.ids is None:  # messages
             options["max_new_tokens"] = model.context_length
         if args.compare:
             _warm_up(model, prompt, options)

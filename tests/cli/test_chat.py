@@ -335,6 +335,13 @@ def test_files_that_are_not_conversations_are_neither_loaded_nor_overwritten(run
     assert contents(prompts[-1]) == ["a"]
 
 
+def test_a_name_that_no_file_can_have_does_not_end_the_chat(run, bundle, prompts):
+    code, _, err = run("chat", bundle, *SHORT, stdin="/save a\0b\na\n")
+    assert code == 0
+    assert "cannot write 'a\\x00b'" in err
+    assert contents(prompts[-1]) == ["a"]
+
+
 def test_set_changes_options(run, bundle, monkeypatch):
     from ondevice.model import Model
 

@@ -149,6 +149,7 @@ def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):
         (["--ids", "3", "--chat"], None, "--chat is for text"),
         (["--ids", "3,x"], None, "not '3,x'"),
         (["--ids", "99"], None, "out of range"),
+        (["--ids", ""], None, "the prompt is empty"),
         (["-"], b"ab\xff", "standard input is not UTF-8 text (byte 2)"),
         (["-"], "", "the prompt is empty"),
         (["--file", "missing.txt"], None, "cannot read missing.txt: No such file"),
