@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ondevice.bundle_format.manifest import Manifest
-from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
+from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError, reason
 from ondevice.files import make_cache_directory
 from ondevice.machine import cache_directory, expanded, home
 from ondevice.progress import Advance, Progress, counted, silent
@@ -65,8 +65,13 @@ class Bundle:
             UnsupportedBundleError: the manifest has another schema version.
         """
         path = _locate(location)
-        bundle = cls(path, Manifest.from_json(_read_manifest(path / MANIFEST)))
-        bundle._check_files()
+        text = _read_manifest(path / MANIFEST)
+        try:
+            bundle = cls(path, Manifest.from_json(text))
+            check_names(path, bundle.manifest)
+        except (BundleCorruptError, UnsupportedBundleError) as error:
+            raise type(error)(f"{path}: {error}") from error
+        bundle._check_sizes()
         if verify_hashes:
             bundle._check_hashes(on_hash)
         return bundle
@@ -124,8 +129,7 @@ class Bundle:
         if sha256(file, advance) != self.manifest.files[name].sha256:
             raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
 
-    def _check_files(self) -> None:
-        check_names(self.path, self.manifest)
+    def _check_sizes(self) -> None:
         for name, entry in self.manifest.files.items():
             file = self.path / name
             size = _size(file)

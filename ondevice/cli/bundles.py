@@ -158,7 +158,8 @@ def _directory(name: str) -> Path:
     """
     path = expanded(name)
     if not (path / MANIFEST).is_file():
-        raise BundleNotFoundError(name, f"no {MANIFEST} in it" if path.is_dir() else "no such directory")
+        missing = "it is a file" if path.is_file() else "no such directory"
+        raise BundleNotFoundError(name, f"no {MANIFEST} in it" if path.is_dir() else missing)
     try:
         listed = {*json.loads((path / MANIFEST).read_text("utf-8"))["files"]}
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -23,7 +23,7 @@ from ondevice.cli.options import (
     add_sequences_argument,
     load_model,
 )
-from ondevice.errors import BundleCorruptError, MissingDependencyError, UnsupportedBundleError, UsageError
+from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import read_text
 
@@ -122,17 +122,8 @@ def _bundles(location: str) -> list[Bundle]:
     Raises:
         BundleError: there is none, or one cannot be used.
     """
-    found = [] if is_bundle(location) else bundles_in(expanded(location))
-    return [_open(path) for path in found] or [Bundle.open(location)]
-
-
-def _open(path: Path) -> Bundle:
-    """One bundle of a directory of them: the error names it."""
-    try:
-        return Bundle.open(path)
-    except (BundleCorruptError, UnsupportedBundleError) as error:
-        said = str(error)
-        raise type(error)(said if said.startswith(str(path)) else f"{path}: {said}") from error
+    found: Sequence[str | Path] = [] if is_bundle(location) else bundles_in(expanded(location))
+    return [Bundle.open(path) for path in found or [location]]
 
 
 def _source(bundle: Bundle, args: argparse.Namespace) -> ServedModel:
@@ -151,8 +142,11 @@ def _memory(gigabytes: float | None) -> int | None:
 
 
 def _aliases(words: Sequence[str]) -> dict[str, str]:
-    """`NAME`, which stands for the first model, and `NAME=MODEL`."""
-    return {alias: name for alias, _, name in (word.partition("=") for word in words)}
+    """`NAME`, which stands for the first model, and `NAME=MODEL`; UsageError for an empty name."""
+    aliases = {alias: name for alias, _, name in (word.partition("=") for word in words)}
+    if "" in aliases:
+        raise UsageError("--alias takes NAME or NAME=MODEL, and the name is empty")
+    return aliases
 
 
 def _setup(args: argparse.Namespace) -> Setup:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import errno
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,7 @@ def test_another_schema(schema: object, bundle: Path) -> None:
     with pytest.raises(UnsupportedBundleError, match=r"has schema .* reads 4: export it again") as caught:
         Bundle.open(bundle)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{bundle}: ")
 
 
 def test_a_field_that_stands_there_twice(bundle: Path) -> None:
@@ -402,7 +404,7 @@ def test_a_malformed_manifest(change: object, bundle: Path) -> None:
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"", b"[" * 200_000, b'{"schema": ' + b"9" * 5000])
 def test_a_manifest_that_is_no_json_object(content: bytes, bundle: Path) -> None:
     (bundle / MANIFEST).write_bytes(content)
-    with pytest.raises(BundleError):
+    with pytest.raises(BundleError, match=f"^{re.escape(str(bundle))}"):
         Bundle.open(bundle)
 
 

@@ -175,6 +175,7 @@ def test_a_bundle_beside_is_removed_by_its_path_only(run, home, tmp_path):
     code, _, err = run("remove", "./smal", "--yes")
     assert code == 2
     assert err.startswith("ondevice: no bundle at ./smal: no such directory")
+    assert run("remove", "--yes", __file__)[2].startswith(f"ondevice: no bundle at {__file__}: it is a file")
 
 
 def test_a_link_is_removed_without_its_target(run, home, tmp_path):

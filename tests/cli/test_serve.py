@@ -40,6 +40,7 @@ sys.exit(main(["serve", {str(bundle)!r}]))
         (["--memory", "nan"], "--memory must be a number of GB above 0, not nan"),
         (["--memory", "inf"], "--memory must be a number of GB above 0, not inf"),
         (["--memory", "0.1"], "toy-model may take 0.54 GB with its cache, which is more than --memory"),
+        (["--alias", "=x"], "--alias takes NAME or NAME=MODEL, and the name is empty"),
         (["--alias", "gpt=x"], "the alias 'gpt' stands for 'x', which is not served"),
         (["--port", "99999"], "a port is a number from 0 to 65535, not 99999"),
         (["--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
