@@ -193,6 +193,8 @@ class OpenAIWriter(ResponseWriter):
     def _chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> ServerSentEvent:
         if self._usage_in_stream == "always":
             more["usage"] = self._usage()
+        elif self._usage_in_stream == "end":
+            more.setdefault("usage", None)
         return ServerSentEvent({"object": self.chunk_kind, **self._head, "choices": choices, **more})
 
     def _usage(self) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def test_a_stream_ends_with_usage_if_asked_for(served):
     with_usage = served.messages(CHAT, **options, stream_options={"include_usage": True})
     assert with_usage[-1]["choices"] == []
     assert with_usage[-1]["usage"]["completion_tokens"] == 4
+    assert [chunk["usage"] for chunk in with_usage[:-1]] == [None] * (len(with_usage) - 1)
 
 
 def test_a_stream_ends_with_done(served):
