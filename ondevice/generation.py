@@ -169,7 +169,7 @@ class Generation(Iterator[Step]):
         return self._stats
 
     def cancel(self) -> None:
-        """Stop within one forward, or 0.03 s of shorter ones, or before the first one. The last step's finish_reason is
+        """Stop within one forward, or 0.05 s of shorter ones, or before the first one. The last step's finish_reason is
         then `cancelled`.
         """
         self._cancellation.requested = True

@@ -48,11 +48,11 @@ class Setting(NamedTuple):
     at_once: int
 
 
-PLAIN = [Setting((), count) for count in (1, 2, 4, 8)]
+PLAIN = [Setting((), count) for count in (1, 2, 4, 8, 12)]
 DRAFTED = [
     Setting((1,), 0),
-    *(Setting((1,), count) for count in (1, 4, 8)),
-    *(Setting(widths, 8) for widths in ((2,), (3,), (1, 1), (2, 1), (3, 2))),
+    *(Setting((1,), count) for count in (1, 4, 8, 12)),
+    *(Setting(widths, 12) for widths in ((2,), (3,), (1, 1), (2, 1), (3, 2))),
 ]
 """With 0 rounds in a call, the draft is made in Python, and its forward is a call of its own."""
 

@@ -24,7 +24,7 @@ from ondevice.errors import UsageError
 MAX_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
-MAX_ROUNDS, MAX_DRAFTED = 8, 8
+MAX_ROUNDS, MAX_DRAFTED = 12, 8
 """Most forwards with drafts that a `MultiStep` runs, and most tokens of a draft."""
 
 KVCacheType = Literal["fp16", "int8"]

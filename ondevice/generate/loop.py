@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import DraftVerdict, MultiStep, Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import MAX_ROUNDS, DraftVerdict, MultiStep, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import UNPROFITABLE, Controller, RoundPlan
 from ondevice.generate.drafters.protocol import (
@@ -230,9 +230,10 @@ def _scoring_prefill(
 
 NO_DRAFT = Draft.empty()
 
-MOST_AT_ONCE, AT_ONCE_S = 8, 0.03
+MOST_AT_ONCE, AT_ONCE_S = MAX_ROUNDS, 0.05
 """Most plain forwards in one call of the engine, and their time in seconds: what a reader of the reply, a cancellation
-or another request waits for at most."""
+or another request waits for at most. With 8 and 0.03, rounds of MTP drafts took 1.05 times as long, and plain ones 1.02
+(SmolLM2-135M, AMD Zen 3)."""
 
 
 def _forwards_at_once(last: Outputs) -> int:
