@@ -348,7 +348,7 @@ def test_chains_are_drafted_for_as_many_rounds_as_the_credit_pays() -> None:
     controller = Controller(known([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.1))
     controller.observe(decoded(1, 1.0))
     assert controller.asked([drafter]) == [drafter]
-    assert controller.plan([drafter], 4).rounds == [MAX_ROUNDS] * 4
+    assert controller.plan([drafter], 4).rounds == [MAX_ROUNDS, MAX_ROUNDS, MAX_ROUNDS, 10]
     controller._credit[drafter.name] = 0.5
     controller.asked([drafter])
     assert controller.plan([drafter], 4).rounds == [2, 1, 1, 1]
