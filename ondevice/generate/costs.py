@@ -5,7 +5,7 @@ takes `scale * forwards[n]`: how much dearer n rows are than one depends on mach
 forwards that followed each other (`Curve`); how long one row takes depends on other programs, heat and context, and is
 taken from the last rounds. So a slow moment makes no number of rows look dearer than another. There are two such
 curves: a forward that one call of the engine runs among others (`MultiStep`) costs less than one with a call of its
-own, which bears all the Python of a round. A round of one MTP draft takes 5.7 ms among eight, and 6.9 ms alone
+own, which bears all the Python of a round. A round of one MTP draft takes 4.9 ms among twelve, and 6.3 ms alone
 (SmolLM2-135M, AMD Zen 3; benchmarks/results/forwards.md). For models with experts, `ExpertReads` separates the cost of
 rows from the cost of the experts that they happen to choose.
 
