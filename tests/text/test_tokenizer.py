@@ -105,6 +105,25 @@ def test_a_table_that_claims_too_much_memory_or_has_no_trie_does_not_end_the_pro
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", range(len("Precompiled")))
+def test_no_escaped_letter_hides_such_a_table(tmp_path, place):
+    path = altered(tmp_path / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "////////"})
+    name = "Precompiled"
+    hidden = f"{name[:place]}\\u{ord(name[place]):04X}{name[place + 1 :]}"
+    path.write_text(path.read_text("utf-8").replace(name, hidden), "utf-8")
+    with pytest.raises(BundleCorruptError, match="character map is damaged"):
+        Tokenizer.from_file(path)
+
+
+def test_a_file_with_control_characters_is_parsed_once(tmp_path, monkeypatch):
+    """Gemma's vocabulary has some: to parse it twice took half a second."""
+    normalizer = {"type": "Replace", "pattern": {"String": "\x02"}, "content": " "}
+    path = altered(tmp_path / "tokenizer.json", normalizer=normalizer)
+    assert r"\u0002" in path.read_text("utf-8")
+    monkeypatch.setattr("ondevice.text.tokenizer.json.loads", lambda text: pytest.fail("parsed"))
+    assert Tokenizer.from_file(path).encode("abc")
+
+
 def test_a_table_that_is_as_long_as_it_claims_is_read(tmp_path):
     """A trie of 256 empty entries, 1024 bytes, and no texts behind it."""
     table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\0\4\0\0" + bytes(1024)).decode()}
