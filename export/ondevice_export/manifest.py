@@ -23,7 +23,7 @@ from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.quantize import BLOCK
-from ondevice_export.text_files import adds_bos, begin_token, special_tokens, turn_ends
+from ondevice_export.text_files import adds_bos, begin_token, read_tokenizer, special_tokens, turn_ends
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
@@ -58,14 +58,16 @@ def make_manifest(
         sources["drafter"] = _source(drafter)
     if heads is not None:
         sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
-    bos, pad = begin_token(directory, _single(token_ids["bos_token_id"])), _single(token_ids["pad_token_id"])
+    tokenizer = read_tokenizer(directory)
+    bos = begin_token(directory, tokenizer, _single(token_ids["bos_token_id"]))
+    pad = _single(token_ids["pad_token_id"])
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
         target=config,
         drafter=None if drafter is None else _drafter(drafter),
         bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys([*_several(token_ids["eos_token_id"]), *turn_ends(directory)])),
+        eos_token_ids=tuple(dict.fromkeys([*_several(token_ids["eos_token_id"]), *turn_ends(directory, tokenizer)])),
         pad_token_id=pad if pad is not None and 0 <= pad < config.vocab_size else None,  # some name -1 for none
         quantization=_quantization(target, options),
         sources=sources,
@@ -73,7 +75,7 @@ def make_manifest(
         heads=() if heads is None else heads.heads,
         vision=target.vision,
         audio=target.audio,
-        add_bos=adds_bos(directory, bos, default=target.token_ids.get("add_bos_token")),
+        add_bos=adds_bos(directory, tokenizer, bos, default=target.token_ids.get("add_bos_token")),
         special_tokens=special_tokens(directory),
     )
     try:

@@ -32,39 +32,44 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             raise CheckpointError(f"{source}: the chat template holds half a surrogate pair: it is damaged") from error
 
 
-def begin_token(source: Path, configured: int | None) -> int | None:
+def read_tokenizer(directory: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint or a bundle; None without one, or if it is damaged, which loading reports."""
+    try:
+        return Tokenizer.from_file(directory / TOKENIZER)
+    except BundleCorruptError:
+        return None
+
+
+def begin_token(source: Path, tokenizer: Tokenizer | None, configured: int | None) -> int | None:
     """The token that begins a text: the one that `tokenizer_config.json` names.
 
     Args:
         source: the checkpoint's directory.
+        tokenizer: its tokenizer, None if there is none.
         configured: the token of the configuration, where the tokenizer names none. Of models that were trained from
             another it may be that one's.
     """
     text = special_tokens(source).get("bos_token")
-    if text is None or not (source / TOKENIZER).is_file():
-        return configured
-    try:
-        return Tokenizer.from_file(source / TOKENIZER).vocabulary.get(text, configured)
-    except BundleCorruptError:  # loading the bundle reports it
-        return configured
+    return configured if tokenizer is None or text is None else tokenizer.vocabulary.get(text, configured)
 
 
-def adds_bos(source: Path, bos: int | None, *, default: bool | None) -> bool:
+def adds_bos(source: Path, tokenizer: Tokenizer | None, bos: int | None, *, default: bool | None) -> bool:
     """Whether texts begin with the token `bos`.
 
     Args:
         source: the checkpoint's directory.
+        tokenizer: its tokenizer, None if there is none.
         bos: the token, None if there is none.
         default: the family's rule, where `tokenizer_config.json` says nothing; None to follow `tokenizer.json`.
     """
     path = source / "tokenizer_config.json"
     said = read_json(path).get("add_bos_token") if path.is_file() else None
     said = said if isinstance(said, bool) else default
-    if said is not None or bos is None or not (source / TOKENIZER).is_file():
+    if said is not None or bos is None or tokenizer is None:
         return bos is not None and said is not False
     try:
-        return Tokenizer.from_file(source / TOKENIZER).encode("a")[:1] == [bos]
-    except BundleCorruptError:  # loading the bundle reports it
+        return tokenizer.encode("a")[:1] == [bos]
+    except BundleCorruptError:  # an encoding with this bundle reports it
         return True
 
 
@@ -84,19 +89,15 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 """Tokens that end a turn of a chat in the templates of published models."""
 
 
-def turn_ends(source: Path) -> list[int]:
+def turn_ends(source: Path, tokenizer: Tokenizer | None) -> list[int]:
     """Ids of the tokens that end a turn in the checkpoint's chat template.
 
     Some checkpoints name the end of a text only in `eos_token_id`, and a reply would go on with a turn of the user.
     """
     template = _template(source)
-    if template is None or not (source / TOKENIZER).is_file():
+    if template is None or tokenizer is None:
         return []
-    try:
-        tokens = Tokenizer.from_file(source / TOKENIZER).control_texts
-    except BundleCorruptError:  # loading the bundle reports it
-        return []
-    return [number for number, text in tokens.items() if text in TURN_ENDS and text in template]
+    return [number for number, text in tokenizer.control_texts.items() if text in TURN_ENDS and text in template]
 
 
 def _template(source: Path) -> str | None:
@@ -140,11 +141,8 @@ def _write_response_template(source: Path, bundle: Path, note: Note) -> None:
         bundle: the bundle's directory; its tokenizer, if any, has been copied already.
         note: called with a message if the template cannot be used.
     """
-    if not (bundle / TOKENIZER).is_file():
-        return
-    try:
-        tokenizer = Tokenizer.from_file(bundle / TOKENIZER)
-    except BundleCorruptError:  # loading the bundle reports it
+    tokenizer = read_tokenizer(bundle)
+    if tokenizer is None:
         return
     path = source / "tokenizer_config.json"
     template = read_json(path).get("response_template") if path.is_file() else None

@@ -34,10 +34,6 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in own} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
-ESCAPED_LETTER = re.compile(r"\\u00[5-7]")
-"""An escape in JSON that may hide a letter of a name; those of control characters are in every vocabulary."""
-
-
 class Found(NamedTuple):
     """A token in a text: its number among the text's tokens, and its first character and the one behind its last."""
 
@@ -245,6 +241,10 @@ class Tokenizer:
 def _failure(doing: str, error: BaseException) -> BundleCorruptError:
     pass_on(error)
     return BundleCorruptError(f"the tokenizer cannot {doing} this ({reason(error)}): export the bundle again")
+
+
+ESCAPED_LETTER = re.compile(r"\\u00[5-7]")
+"""An escape in JSON that may hide a letter of a name. Escapes of control characters are in many vocabularies."""
 
 
 def _check_charsmaps(text: str) -> None:

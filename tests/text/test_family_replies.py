@@ -13,7 +13,7 @@ from ondevice.text.reply_parser import Parsed, ReplyParser, ResponseTemplate, be
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
-from ondevice_export.text_files import adds_bos, turn_ends
+from ondevice_export.text_files import adds_bos, read_tokenizer, turn_ends
 from tests.fixtures.published import published
 from tests.text.tokenizers_made import BOS, byte_level, chat_with, gemma_like
 
@@ -198,15 +198,15 @@ def test_a_tokenizer_without_such_tokens_has_no_template() -> None:
 def test_whether_a_text_begins_with_a_token(tmp_path: Path) -> None:
     """`tokenizer_config.json` decides, then the family, then what `tokenizer.json` does itself."""
     places = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
-    assert not adds_bos(tmp_path, None, default=True)
-    assert adds_bos(tmp_path, BOS, default=None)
+    assert not adds_bos(tmp_path, read_tokenizer(tmp_path), None, default=True)
+    assert adds_bos(tmp_path, read_tokenizer(tmp_path), BOS, default=None)
     for made, does in ((byte_level(), True), (gemma_like(), False)):
         places[0].write_text(made._backend.to_str(), "utf-8")
-        assert adds_bos(tmp_path, BOS, default=None) == does
-        assert adds_bos(tmp_path, BOS, default=True)
+        assert adds_bos(tmp_path, read_tokenizer(tmp_path), BOS, default=None) == does
+        assert adds_bos(tmp_path, read_tokenizer(tmp_path), BOS, default=True)
         for said in (True, False):
             places[1].write_text(json.dumps({"add_bos_token": said}), "utf-8")
-            assert adds_bos(tmp_path, BOS, default=True) == said
+            assert adds_bos(tmp_path, read_tokenizer(tmp_path), BOS, default=True) == said
         places[1].unlink()
 
 
@@ -214,9 +214,9 @@ def test_tokens_that_end_a_turn(tmp_path: Path) -> None:
     """Only those that the chat template writes."""
     tokenizer = chat_with([*QWEN, "<|eot_id|>"])
     (tmp_path / "tokenizer.json").write_text(tokenizer._backend.to_str(), "utf-8")
-    assert turn_ends(tmp_path) == []
+    assert turn_ends(tmp_path, read_tokenizer(tmp_path)) == []
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>", "utf-8")
-    assert [tokenizer.text_of(token) for token in turn_ends(tmp_path)] == ["<|im_end|>"]
+    assert [tokenizer.text_of(token) for token in turn_ends(tmp_path, read_tokenizer(tmp_path))] == ["<|im_end|>"]
 
 
 TOOL = {
@@ -244,8 +244,8 @@ def test_published_qwen3() -> None:
         prompt = template.render(asked, tools=[TOOL], enable_thinking=thinking)
         found = parsed(tokenizer, prompt, reply, at_once=False)
         assert found == Parsed("", "Hm." if thinking else "", (ToolCall("get_weather", {"city": "Bern"}),))
-    assert not adds_bos(directory, None, default=None)
-    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<|im_end|>"]
+    assert not adds_bos(directory, read_tokenizer(directory), None, default=None)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory, read_tokenizer(directory))] == ["<|im_end|>"]
 
 
 def test_published_llama3() -> None:
@@ -255,13 +255,13 @@ def test_published_llama3() -> None:
     call = '{"name": "get_weather", "parameters": {"city": "Bern"}}<|eot_id|>'
     found = parsed(tokenizer, prompt, call, at_once=False)
     assert found == Parsed("", "", (ToolCall("get_weather", {"city": "Bern"}),))
-    assert adds_bos(directory, 128_000, default=None)
-    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<|eot_id|>"]
+    assert adds_bos(directory, read_tokenizer(directory), 128_000, default=None)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory, read_tokenizer(directory))] == ["<|eot_id|>"]
 
 
 def test_published_gemma3() -> None:
     directory, tokenizer, template = published_chat("gemma3")
     assert template.render([{"role": "user", "content": "hi"}]).endswith("<start_of_turn>model\n")
     assert known_template(tokenizer) is None
-    assert adds_bos(directory, 2, default=True)
-    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<end_of_turn>"]
+    assert adds_bos(directory, read_tokenizer(directory), 2, default=True)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory, read_tokenizer(directory))] == ["<end_of_turn>"]
