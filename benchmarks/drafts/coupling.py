@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.command import command_line, run_command
 from ondevice import Model, Stats, load
+from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest
@@ -27,6 +28,10 @@ SKIP, LENGTH = 600, 900
 
 class Greedy(MtpDrafter):
     """Always proposes the likeliest tokens, whatever the target's temperature."""
+
+    def widths(self, request: DraftRequest) -> tuple[Sequence[int], Float32Array]:
+        """No guesses by the engine, which draws with the target's noise."""
+        return (), super().widths(request)[1]
 
     def draft(self, request: DraftRequest) -> Draft:
         return super().draft(DraftRequest(request.nodes, request.row_floors, request.step_floors, trees=request.trees))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ondevice.engines.protocol import MAX_ROUNDS
+from ondevice.engines.protocol import MAX_DRAFTED, MAX_ROUNDS
 from ondevice.errors import UsageError
 from ondevice.generate.costs import LIMIT, Costs
 from ondevice.generate.drafters.protocol import Drafter, Forecast
@@ -262,14 +262,19 @@ class FixedLength(Controller):
     """
 
     _chooses = False
+    _at_once = MAX_ROUNDS
+    """Rounds in which the engine may draft by itself."""
 
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         return list(drafters)
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
         nodes, self._chooses = min(self.most, limit), len(drafters) > 1
-        if not self._chooses or nodes < 1:
-            return RoundPlan(drafters[0], nodes) if nodes > 0 else NO_ROOM
+        if nodes < 1:
+            return NO_ROOM
+        if not self._chooses:
+            rounds = [self._at_once] * nodes if nodes <= MAX_DRAFTED else []  # longer drafts the engine does not make
+            return RoundPlan(drafters[0], nodes, rounds=rounds)
         offers = self._offers(drafters, nodes, other_rows, 1.0)
         chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
         return RoundPlan(chosen, nodes)
@@ -283,6 +288,8 @@ class HeuristicLength(FixedLength):
     """Two tokens more after a draft that was accepted to its end, one less after another; transformers' rule, with an
     upper bound of MAX_DRAFT. A round without a draft changes nothing.
     """
+
+    _at_once = 0  # each round decides on the length of the next
 
     def observe(self, this: Round, *others: Round) -> None:
         super().observe(this, *others)

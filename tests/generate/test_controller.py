@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ondevice.engines.protocol import MAX_ROUNDS
+from ondevice.engines.protocol import MAX_DRAFTED, MAX_ROUNDS
 from ondevice.errors import UsageError
 from ondevice.generate.controller import (
     CREDIT,
@@ -64,6 +64,15 @@ def test_constant_drafts_as_many_as_fit() -> None:
     controller, drafter = FixedLength(Costs(), 5), DiceDrafter()
     assert [controller.plan([drafter], limit).nodes for limit in (16, 3)] == [5, 3]
     assert controller.plan([drafter], 0) == NO_ROOM
+
+
+def test_the_engine_drafts_constant_lengths_that_it_can() -> None:
+    """With one drafter: of several, each round chooses; and the heuristic chooses each round's length."""
+    one, two = [DiceDrafter()], [DiceDrafter(), DiceDrafter()]
+    assert FixedLength(Costs(), 5).plan(one, 99).rounds == [MAX_ROUNDS] * 5
+    assert not FixedLength(Costs(), MAX_DRAFTED + 1).plan(one, 99).rounds
+    assert not FixedLength(Costs(), 5).plan(two, 99).rounds
+    assert not any(HeuristicLength(Costs(), 5).plan(one, 99).rounds)
 
 
 def test_heuristic_adds_two_when_all_were_accepted_and_takes_one_when_not() -> None:

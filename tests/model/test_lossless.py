@@ -20,6 +20,7 @@ import pytest
 
 import ondevice
 from ondevice import Model, Reply
+from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
@@ -193,6 +194,9 @@ def test_a_reply_that_was_cut_off_goes_on_as_it_would_have(loaded: Callable[[str
 
 def test_drafts_that_share_the_target_s_noise_are_right_more_often(loaded: Callable[[str], Model]) -> None:
     class Greedy(MtpDrafter):
+        def widths(self, request: DraftRequest) -> tuple[Sequence[int], Float32Array]:
+            return (), super().widths(request)[1]  # the engine would draw with the noise
+
         def draft(self, request: DraftRequest) -> Draft:
             return super().draft(DraftRequest(request.nodes))
 
