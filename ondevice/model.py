@@ -156,6 +156,7 @@ def load(
     def open_draft(which: Bundle, on_prepare: OnPrepare | None) -> Engine:
         return open_one(which, on_prepare, min(target.context_length, which.manifest.target.context_length))
 
+    codec = TextCodec(opened)  # before the weights: parsing a tokenizer of 33 MB takes 0.3 GB for a moment
     target = open_one(opened, on_prepare, context_length)
     model = Model(
         opened,
@@ -167,6 +168,7 @@ def load(
         media_cache_bytes=media_cache_bytes,
         costs_file=_costs_file(opened, target, attention, count),
         open_draft=open_draft,
+        codec=codec,
     )
     try:
         if drafter is not None:
@@ -223,6 +225,7 @@ class Model:
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
         costs_file: CostsFile | None = None,
         open_draft: OpenEngine | None = None,
+        codec: TextCodec | None = None,
     ) -> None:
         """Called by `load`.
 
@@ -236,6 +239,7 @@ class Model:
             media_cache_bytes: budget for encoded pictures.
             costs_file: keeps measured costs between processes; None keeps them in this one.
             open_draft: opens a draft bundle; None refuses draft models.
+            codec: the bundle's text side; None reads it.
         """
         self.manifest: Manifest = bundle.manifest
         self._bundle = bundle
@@ -247,7 +251,7 @@ class Model:
         self.context_length: int = engine.context_length
         self.last_stats: Stats = Stats()
         """Statistics of the generation that began last."""
-        self._codec = TextCodec(bundle)
+        self._codec = codec or TextCodec(bundle)
         self.tokenizer: Tokenizer | None = self._codec.tokenizer
         self.defaults: GenerationDefaults = GenerationDefaults.read(
             bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size

@@ -1,3 +1,4 @@
+import ctypes
 import struct
 import subprocess
 import sys
@@ -24,6 +25,11 @@ def test_this_machine():
     assert machine.peak_rss_bytes() > 2**20
     assert machine.available_bytes() > 2**20
     assert len(machine.core_processors()) == (machine.physical_cores() if sys.platform == "linux" else 0)
+
+
+def test_without_glibc_no_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    machine.return_free_memory()
 
 
 @pytest.mark.parametrize(

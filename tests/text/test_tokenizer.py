@@ -1,10 +1,14 @@
 import base64
 import json
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.tokenizer import Tokenizer
+from tests.conftest import ROOT
 from tests.text.tokenizers_made import BOS, KINDS, byte_level, gemma_like
 
 SPECIAL_TURN = 5
@@ -76,6 +80,39 @@ def test_an_unreadable_file_is_one_clear_error(tmp_path, content):
     with pytest.raises(BundleCorruptError, match="export the bundle again") as caught:
         Tokenizer.from_file(path)
     assert "\n" not in str(caught.value)
+
+
+ANONYMOUS_BYTES = """
+import sys
+from pathlib import Path
+from ondevice import machine
+from ondevice.text.tokenizer import Tokenizer
+
+def anonymous_bytes():
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+if sys.argv[2] == "keep":
+    machine.return_free_memory = lambda: None
+before = anonymous_bytes()
+tokenizer = Tokenizer.from_file(sys.argv[1])
+print(anonymous_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep less")
+def test_the_memory_of_parsing_a_large_vocabulary_is_returned(tmp_path):
+    letters = [chr(0x4E00 + number) for number in range(300)]
+    pairs = [(one, other) for one in letters for other in letters]
+    texts = [*letters, *("".join(pair) for pair in pairs)]
+    model = {"type": "BPE", "vocab": {text: number for number, text in enumerate(texts)}, "merges": pairs}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0", "model": model}), "utf-8")
+    taken = {}
+    for way in ("return", "keep"):
+        command = [sys.executable, "-c", ANONYMOUS_BYTES, str(path), way]
+        taken[way] = int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300).stdout)
+    assert taken["return"] < 0.7 * taken["keep"]
 
 
 def altered(path, **parts):
