@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Unpack, cast
 
 from ondevice import __version__, machine
-from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
+from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import MAX_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
 from ondevice.errors import BundleNotFoundError, PromptError, UsageError
@@ -257,9 +257,7 @@ class Model:
             bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size
         )
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
-        self._compiler = Compiler(
-            self.tokenizer, bundle.file(TOKENIZER), self.manifest.target.vocab_size, self._stop_ids
-        )
+        self._compiler = Compiler(self.tokenizer, self.manifest.target.vocab_size, self._stop_ids)
         self._scheduler = Scheduler(engine, max_sequences, cache_bytes, costs_file)
         self._draft_bundles: DraftBundles | None = None
         if open_draft is not None:

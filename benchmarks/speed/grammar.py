@@ -72,7 +72,7 @@ def measure_costs(bundle: Path, pair: Path, directory: Path, threads: int | None
     vocab_size = opened.manifest.target.vocab_size
     path = opened.file(TOKENIZER) or made_up(Bundle.open(pair), vocab_size, directory)
     tokenizer = Tokenizer.from_file(path)
-    compiler = Compiler(tokenizer, path, vocab_size, opened.manifest.eos_token_ids or (1,))
+    compiler = Compiler(tokenizer, vocab_size, opened.manifest.eos_token_ids or (1,))
     index_s = timed(lambda: constrained(compiler, SCHEMA).mask([]))
     with ondevice.load(bundle, threads=threads) as model:
         forward_s = forward_seconds(model)

@@ -20,6 +20,9 @@ from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
 LONG = 1 << 14
 """Characters from which a text is encoded without keeping other threads from running."""
 
+INSIDE = "\x00"
+"""A character that no token has together with others, so that it changes none behind it."""
+
 MAX_AT_ONCE = 1 << 12
 """Texts that are encoded at once: each takes a kilobyte."""
 
@@ -147,6 +150,21 @@ class Tokenizer:
         ids = list(self._encoded([text], add_special_tokens, parse_special)[0].ids)
         return self._with_one_bos(ids) if add_special_tokens else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text that goes on another one: its control tokens are plain characters, and no space is put in
+        front of it, as SentencePiece does at the beginning of a text.
+        """
+        if self._prefix:
+            text = INSIDE + text
+        ids = self.encode(text, add_special_tokens=False, parse_special=False)
+        return ids[len(self._prefix) :]
+
+    @cached_property
+    def _prefix(self) -> list[int]:
+        """The tokens of INSIDE at the beginning of a text, where a space is put in front of it; else none."""
+        ids = self.encode(INSIDE, add_special_tokens=False, parse_special=False)
+        return ids if b"".join(map(self.token_bytes, ids)) != INSIDE.encode() else []
+
     def find(
         self, texts: Sequence[str], wanted: Set[int], *, parse_special: bool = True
     ) -> list[tuple[list[int], list[Found]]]:
@@ -223,12 +241,18 @@ class Tokenizer:
         text = self.text_of(token_id)
         if token_id in self.byte_ids:
             return bytes([int(text[3:5], 16)])
-        # behind itself: some decoders strip the space of a text's first word
-        first = len(self.decode([token_id], keep_special=True))
-        decoded = self.decode([token_id, token_id], keep_special=True)[first:]
+        before, length = self._before
+        decoded = self.decode([*before, token_id], keep_special=True)[length:]
         if REPLACEMENT in decoded and text and all(character in _byte_characters() for character in text):
             return bytes(_byte_characters()[character] for character in text)
         return decoded.encode()
+
+    @cached_property
+    def _before(self) -> tuple[list[int], int]:
+        """A word, behind which tokens are decoded as inside a text, and its length: some decoders strip the space of
+        the first word.
+        """
+        return self.any_word, len(self.decode(self.any_word, keep_special=True))
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self._bos_token_id

@@ -10,5 +10,5 @@ from tests.text.tokenizers_made import gemma_chat
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return compiler(gemma_chat(), tmp_path_factory.mktemp("tokenizer"))
+def made() -> Compiler:
+    return compiler(gemma_chat())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,9 +49,9 @@ TWO_CALLS = {
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Compiler]:
+def model(request: pytest.FixtureRequest) -> tuple[str, Compiler]:
     name = str(request.param)
-    return name, compiler(TOKENIZERS[name], tmp_path_factory.mktemp(name))
+    return name, compiler(TOKENIZERS[name])
 
 
 def is_whole(name: str, constraint: Matcher, text: str) -> bool:
@@ -164,8 +163,8 @@ def test_every_declaration_can_be_called(model: tuple[str, Compiler], parameters
     assert found
 
 
-def test_a_model_without_a_form_of_calls(tmp_path: Path) -> None:
-    made = compiler(chat_with(["<|user|>", "<eos>"]), tmp_path)
+def test_a_model_without_a_form_of_calls() -> None:
+    made = compiler(chat_with(["<|user|>", "<eos>"]))
     only = made.constraint(
         answer_grammar({"type": "choice", "choice": ["a"]}), ToolChoice.of(None, [WEATHER]), False, [2]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -273,13 +272,13 @@ def test_thoughts_come_before_what_is_limited(made: Compiler) -> None:
     assert not allowed(CLOCK_CALL, tool_choice="none", tools=[CLOCK])
 
 
-def test_control_tokens_stay_out_of_strings_though_the_tokenizer_does_not_call_them_special(tmp_path: Path) -> None:
+def test_control_tokens_stay_out_of_strings_though_the_tokenizer_does_not_call_them_special() -> None:
     whole = json.loads(TOKENIZER._backend.to_str())
     for token in whole["added_tokens"]:
         token["special"] = token["content"] in ("<bos>", *END_TEXTS)
     plain = Tokenizer(Backend.from_str(json.dumps(whole)), 2)
     assert len(plain.special_ids) < len(TOKENIZER.special_ids)
-    constraint = matcher(compiler(plain, tmp_path), tool_choice="required", tools=[WEATHER])
+    constraint = matcher(compiler(plain), tool_choice="required", tools=[WEATHER])
     controls = set(TOKENIZER.control_texts)
     said = ids('<|tool_call>call:get_weather{city:<|"|>a')
     assert constraint.take(said) == len(said)
@@ -303,8 +302,8 @@ def test_a_wrong_choice_is_named(choice: Any, tools: Any, said: str) -> None:
         ToolChoice.of(choice, tools)
 
 
-def test_a_model_that_knows_no_calls_says_so(tmp_path: Path) -> None:
-    made = compiler(gemma_like(), tmp_path)
+def test_a_model_that_knows_no_calls_says_so() -> None:
+    made = compiler(gemma_like())
     with pytest.raises(UsageError, match="this tokenizer has none of their control tokens"):
         matcher(made, tool_choice="auto", tools=[CLOCK])
     assert made.forbidden(ToolChoice.of("none", None)) == []

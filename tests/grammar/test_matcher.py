@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,19 +154,22 @@ def test_replies_with_characters_of_several_tokens(made: Compiler) -> None:
     assert not set(ENDS) & set(ids_in(constraint.mask(ids("😀")[:2])))
 
 
-def test_the_index_is_made_once_and_later(made: Compiler, tmp_path: Path) -> None:
-    other = compiler(TOKENIZER, tmp_path)
-    assert other._index is None
+def test_the_index_is_made_once_and_later(made: Compiler) -> None:
+    other = compiler(TOKENIZER)
+    vocabulary = other._vocabulary
+    assert vocabulary is not None
+    assert vocabulary._index is None
     first = matcher(other, {"type": "json_object"})
     assert first.allows(ids("{"))
-    index = other._index
+    index = vocabulary._index
+    assert index is not None
     assert matcher(other, {"type": "regex", "regex": "b"}).allows(ids("b"))
-    assert other._index is index
+    assert vocabulary._index is index
     other.close()
 
 
-def test_a_model_that_another_thread_has_closed_says_so(tmp_path: Path) -> None:
-    other = compiler(TOKENIZER, tmp_path)
+def test_a_model_that_another_thread_has_closed_says_so() -> None:
+    other = compiler(TOKENIZER)
     other.close()
     with pytest.raises(UsageError, match="this model is closed"):
         matcher(other, {"type": "json_object"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ from ondevice.text.tokenizer import Tokenizer
 ENDS = ("<eos>", "<turn|>", "<|tool_response>")
 
 
-def compiler(tokenizer: Tokenizer, directory: Path) -> Compiler:
+def compiler(tokenizer: Tokenizer) -> Compiler:
     """For a model that has a few more tokens than its tokenizer."""
-    path = directory / "tokenizer.json"
-    path.write_text(tokenizer._backend.to_str(), "utf-8")
-    return Compiler(tokenizer, path, tokenizer.vocab_size + 7, end_ids(tokenizer))
+    return Compiler(tokenizer, tokenizer.vocab_size + 7, end_ids(tokenizer))
 
 
 def end_ids(tokenizer: Tokenizer) -> list[int]:

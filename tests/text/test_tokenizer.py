@@ -9,7 +9,7 @@ import pytest
 from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.tokenizer import Tokenizer
 from tests.conftest import ROOT
-from tests.text.tokenizers_made import BOS, KINDS, byte_level, gemma_like
+from tests.text.tokenizers_made import BOS, KINDS, byte_level, gemma_like, llama_2, metaspace_words
 
 SPECIAL_TURN = 5
 
@@ -49,6 +49,17 @@ def test_bytes_of_tokens_are_those_of_the_text(make):
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
     assert len({tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)}) > 256
     assert tokenizer.token_bytes(tokenizer.vocab_size + 9) == b""
+
+
+@pytest.mark.parametrize("make", [*KINDS, llama_2, metaspace_words])
+@pytest.mark.parametrize(
+    "text", ["", "a", " a", "\n", "{\n", "ab b a", "\N{REPLACEMENT CHARACTER}é世", "<turn|>a", "\0\0a"]
+)
+def test_inside_of_a_text_nothing_is_put_in_front(make, text):
+    tokenizer = make()
+    ids = tokenizer.encode_inside(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    assert not tokenizer.special_ids & set(ids)
 
 
 def test_training_leftovers_do_not_shorten_a_prompt():

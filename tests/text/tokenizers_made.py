@@ -76,6 +76,22 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
+def llama_2() -> Tokenizer:
+    """As `llama_like`, with a space put in front of a text."""
+    tokenizer = llama_like()
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer._backend.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def metaspace_words() -> Tokenizer:
+    """As `metaspace`, with a space put in front of a text, by the pre-tokenizer."""
+    tokenizer = metaspace()
+    tokenizer._backend.normalizer = None
+    tokenizer._backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
 KINDS = [byte_level, gemma_like, llama_like, metaspace]
 
 
