@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         if found is None:
             return FAILED
         args.bundle = str(found)
-    args.chat = True
+    args.chat |= args.ids is None
     is_asked = not (args.prompt is None and args.file is None and args.ids is None)
     if not is_asked and sys.stdin is not None and sys.stdin.isatty():
         return chat.run(args)

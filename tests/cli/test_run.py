@@ -50,6 +50,18 @@ def test_a_prompt_gets_one_answer_as_a_chat(run, bundle, prompts):
     assert prompts == [[{"role": "user", "content": "ab"}]]
 
 
+def test_token_ids_are_the_prompt_itself(run, bundle, prompts):
+    assert run("run", bundle, "--ids", "2,5,7", "-n", 4)[0] == 0
+    assert prompts == [[2, 5, 7]]
+
+
+def test_token_ids_are_no_message(run, bundle, prompts):
+    code, _, err = run("run", bundle, "--ids", "2,5,7", "--chat")
+    assert code == 2
+    assert "--chat is for text" in err
+    assert not prompts
+
+
 def test_piped_text_is_the_prompt(run, bundle, prompts):
     assert run("run", bundle, "-n", 4, stdin="ab\ncd\n")[0] == 0
     assert prompts == [[{"role": "user", "content": "ab\ncd\n"}]]
