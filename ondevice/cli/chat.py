@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 REPLY_TOKENS = 4096
 """Default of `--max-new-tokens`: a reply with thoughts can have thousands, and Ctrl-C ends an endless one."""
 
+DEFAULTS: GenerationKeywords = {"max_new_tokens": REPLY_TOKENS}
+"""Options of a chat whose default is not that of `Model.stream`."""
+
 CONTEXT_FULL = "/drop forgets the oldest question and its reply, /clear all"
 
 NO_THINKING = ", but this bundle's template does not support it"
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     standard_input()  # fails before the model is loaded
     with load_model(args) as model:
         make_view = MarkdownView if can_format() and not args.plain else TextView
-        options: GenerationKeywords = {"max_new_tokens": REPLY_TOKENS, **generation_options(args)}
+        options: GenerationKeywords = {**DEFAULTS, **generation_options(args)}
         conversation = Conversation(model, options, args.system, make_view)
         if args.thinking and not conversation.can_think:
             print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
@@ -350,11 +353,9 @@ def _set(conversation: Conversation, rest: str) -> None:
             raise UsageError(f"unknown option {name}{near(name, settings) or ':'} /set shows all of them")
         _print("\n".join(aligned(shown, columns())))
         return
-    changed = cast("dict[str, Any]", dict(conversation.options))
-    changed.pop(name, None)
-    if value.strip() != "default":
-        changed |= _parse_setting(name, value.strip())
-    conversation.use(cast("GenerationKeywords", changed))
+    others = {known: own for known, own in conversation.options.items() if known != name}
+    changed = {} if value.strip() == "default" else _parse_setting(name, value.strip())
+    conversation.use(cast("GenerationKeywords", {**DEFAULTS, **others, **changed}))
 
 
 def _settings(conversation: Conversation) -> dict[str, list[str]]:

@@ -371,6 +371,13 @@ def test_set_changes_options(run, bundle, monkeypatch):
     assert "min_p" not in asked[-1]
 
 
+def test_the_default_length_of_a_reply_is_that_of_a_chat(bundle):
+    with load_toy(bundle) as model:
+        conversation = Conversation(model, {"max_new_tokens": 6})
+        run_command("/set max_new_tokens default", conversation)
+        assert conversation.options == {"max_new_tokens": chat.REPLY_TOKENS}
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
