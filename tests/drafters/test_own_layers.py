@@ -19,6 +19,7 @@ from ondevice.engines.layer_path import PathMemory, SkipRecord, Skips, free_sub_
 from ondevice.engines.protocol import KVCacheType
 from ondevice.generate.drafters import registry, self_speculative
 from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, NextLogits, SwiftDrafter
+from ondevice.generate.drafters.skip_search import SkipCosts, SkipSearch
 from ondevice_export import export
 from tests.conftest import MakePair
 from tests.fixtures.tiny_models import CONTEXT, QUANTISED
@@ -199,6 +200,20 @@ def test_swift_keeps_to_its_share_and_seconds(directories: dict[str, Path]) -> N
         drafter = SwiftDrafter(model.engine, model._scheduler._costs, share=1e9)
         model.generate(prompt_of(model, 50), drafter=drafter, max_new_tokens=50, temperature=0.0)
         assert drafter.searched_s == 0.0
+
+
+def test_swift_writes_a_finished_search_once(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[SkipRecord] = []
+    monkeypatch.setattr(PathMemory, "keep", lambda self, files, record: kept.append(record))
+    with ondevice.load(directories["reference"], engine="simd", threads=1) as model:
+        search = SkipSearch(free_sub_layers(model.engine.target), SkipCosts([1.0, 1.1], 0.1, 0.1))
+        while (skips := search.propose()) is not None:
+            search.learn(skips, (0.5,))
+        drafter = SwiftDrafter(model.engine, model._scheduler._costs)
+        drafter._search, drafter._finished = search, True
+        for _ in range(3):
+            drafter.rest()
+    assert [record.finished for record in kept] == [True]
 
 
 def test_which_drafters_are_offered(directory: Path) -> None:

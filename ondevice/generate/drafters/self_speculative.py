@@ -261,8 +261,8 @@ class SwiftDrafter(SkippingDrafter):
         """Write what was found to the cache directory, unless nothing is new."""
         if self._search is None:
             return
-        record = self._search.record()
-        if (record.skips, len(record.tried)) == (self._record.skips, len(self._record.tried)) and not self._finished:
+        record, known = self._search.record(), self._record
+        if (record.skips, len(record.tried), record.finished) == (known.skips, len(known.tried), known.finished):
             return
         self._record = record
         self._memory.keep(self._memory.swift_files, record)
