@@ -157,7 +157,11 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         help="how a draft bundle samples: coupled, with the target's noise (default), or ratio, from its own "
         "distribution, verified by rejection sampling: the text of a seed then depends on drafter and draft lengths",
     )
-    add_count(group, "--num-assistant-tokens", text="number of tokens per draft")
+    text = (
+        "number of tokens per draft: of each with the schedule constant, of the first with heuristic (default: that of "
+        "the bundle's MTP drafter, else 4), at most with auto (default: 16)"
+    )
+    add_count(group, "--num-assistant-tokens", text=text)
     group.add_argument(
         "--num-assistant-tokens-schedule",
         choices=["auto", "heuristic", "constant"],

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="draft lengths: numbers, heuristic, auto (default: auto; with --drafts 1,2,4,6,auto)",
     )
-    text = f"of everything (default: {REPEATS}; with --drafts and --mtp-bench 1)"
+    text = f"of everything (default: {REPEATS}); not with --drafts and --mtp-bench, which run once"
     add_count(group, "-r", "--repetitions", text=text)
     group = parser.add_argument_group("output")
     group.add_argument(
