@@ -75,6 +75,11 @@ class Pace:
     sampled: int
     peak: float
 
+    @property
+    def parts(self) -> int:
+        """Forwards of an update: processes share them, and each must have one."""
+        return self.update // self.forward
+
 
 PACES = {"cpu": Pace(4, 1, 2, 3072, 0.15), "cuda": Pace(32, 32, 3, 16_384, 0.3)}
 SHOW_SECONDS, SHOW_SHARE = 60, 0.05  # time between two lines with figures, and most of it that they may take
@@ -108,9 +113,9 @@ class DrafterRun(Run):
     def accumulate(self) -> float:
         """Gradients of one step, some blocks at a time."""
         total, pace = torch.zeros((), device=self.args.device), self.pace
-        for part in range(workers.rank(), pace.update // pace.forward, workers.count()):
+        for part in range(workers.rank(), pace.parts, workers.count()):
             first = self.step * pace.update + part * pace.forward
-            loss = self.loss(range(first, first + pace.forward)) * pace.forward / pace.update
+            loss = self.loss(range(first, first + pace.forward)) / pace.parts
             loss.backward()
             total += loss.detach()
         return total.item()
@@ -241,7 +246,7 @@ def main() -> None:
     """Run every stage that is not finished."""
     args = parse_args()
     prepare(args)
-    count = (os.cpu_count() or 1) if args.device.type == "cpu" else 1
+    count = min(os.cpu_count() or 1, PACES[args.device.type].parts)
     workers.launch(train, count, args.work / "store", args)
 
 

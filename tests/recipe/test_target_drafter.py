@@ -258,6 +258,17 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     assert "| other replies |" in compared([work / "whole", work / "parts"])
 
 
+@pytest.mark.parametrize(("device", "processes"), [("cpu", 4), ("cuda", 1)])
+def test_no_process_is_without_a_forward(monkeypatch: pytest.MonkeyPatch, device: str, processes: int) -> None:
+    launched: list[int] = []
+    monkeypatch.setattr(train_drafter, "parse_args", lambda: Namespace(device=torch.device(device), work=Path()))
+    monkeypatch.setattr(train_drafter, "prepare", lambda _: None)
+    monkeypatch.setattr("training.workers.launch", lambda work, count, *_: launched.append(count))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    train_drafter.main()
+    assert launched == [processes]
+
+
 def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
     args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)

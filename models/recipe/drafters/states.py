@@ -31,7 +31,8 @@ OWN_SHARE = 0.75  # share of generated tokens; the rest is the text itself
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """A target of any Gemma 4 layout, with the parts that heads use.
+    """A target with the parts that heads and drafters read: for heads of any Gemma 4 layout, for an MTP drafter any
+    decoder with full attention.
 
     model : generates text; decoder : its text model; projection : float[V, H]; cap : soft cap of its logits, or None
     """
