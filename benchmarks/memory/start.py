@@ -66,6 +66,7 @@ def main() -> None:
 def start(command: Sequence[str], caches: Path) -> Start:
     """Run the command with its cache in a directory, up to its only line of output, which is a JSON object."""
     environment = {**os.environ, "ONDEVICE_CACHE": str(caches)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code: compiling takes 0.2 s
     started = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
