@@ -54,9 +54,11 @@ def replacing(path: Path, prefix: str | None = None, *, read_only: bool = False)
         with suppress(OSError):
             new.chmod(_permissions(path, new, read_only))
         new.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             new.unlink()
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a write to a full disk names none
         raise
 
 

@@ -256,7 +256,7 @@ def _check_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if free < needed:
         raise OndeviceError(
-            f"the bundle needs about {needed / 1e9:.1f} GB and {out.parent} has {free / 1e9:.1f} GB free: "
+            f"the bundle needs about {needed / 1e9:.2f} GB and {out.parent} has {free / 1e9:.2f} GB free: "
             "make room or choose another --out"
         )
 

@@ -22,6 +22,7 @@ equal bytes, because the order of numba's sets decides the order of some branche
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -277,8 +278,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.object:
         code = link(code, LIBC).to_bytes()
     if args.out is not None:
-        library.write(args.out, code, args.set, platform)
-        return
+        try:
+            library.write(args.out, code, args.set, platform)
+            return
+        except OSError as error:  # a full disk, for instance: the process that waits for the code takes it all the same
+            if args.object:
+                raise
+            print(error.strerror, file=sys.stderr)  # noqa: T201
     with open(1, "wb", closefd=False) as output:
         output.write(code)
 

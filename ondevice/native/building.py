@@ -2,7 +2,8 @@
 
 The process is `python -m ondevice.native.builder ...` or, in a frozen application, its own executable, started again
 (`freeze_support`). It prints an empty line for each function that is translated, and writes a code block to the cache
-directory. Where that cannot be written, or where another user could change it there, the block follows the lines.
+directory. Where that cannot be written, or where another user could change it there, the block follows the lines, and
+the reason is on standard error if it was not known before, as for a full disk.
 
 `from ondevice import freeze_support` must stay cheap: this module imports no numba.
 """
@@ -56,7 +57,8 @@ class Build:
         self.part = part
         self._translated, self._code = 0, b""
         command = [*_command(), "--set", library.choice().set, "--part", part]
-        command += ["--out", str(library.cached(part))] if library.obstacle() is None else []
+        self._file = library.cached(part) if library.obstacle() is None else None
+        command += [] if self._file is None else ["--out", str(self._file)]
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
         with contextlib.ExitStack() as opened:
             try:
@@ -109,16 +111,17 @@ class Build:
         except subprocess.TimeoutExpired:
             return False
         if code:
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise OndeviceError(
-                f"kernels for this CPU could not be built: {lines[-1] if lines else f'exit code {code}'}"
-            )
+            raise OndeviceError(f"kernels for this CPU could not be built: {self._error() or f'exit code {code}'}")
         self._reader.join()
         if self._code:
-            library.adopt(self.part, self._code)
+            library.adopt(self.part, self._code, None if self._file is None else self._error())
             self._code = b""
         return True
+
+    def _error(self) -> str:
+        """The last line that the process has written to standard error; empty if there is none."""
+        self._errors.seek(0)
+        return "".join(self._errors.read().decode(errors="replace").strip().splitlines()[-1:])
 
     def _read(self) -> None:
         output = self._process.stdout

@@ -127,8 +127,10 @@ _unkept: dict[str, Callable[[str], int]] = {}
 """Code blocks that this process has built and could not keep, loaded."""
 
 
-def adopt(part: str, code: bytes) -> None:
-    """Load a code block that was just built and cannot be kept."""
+def adopt(part: str, code: bytes, error: str | None = None) -> None:
+    """Load a code block that was just built and cannot be kept. The first `error` of writing one is logged."""
+    if error is not None and not _unkept:
+        _log.warning("%s could not be written to (%s): kernels stay in memory", code_directory(), error)
     _unkept[part] = CodeBlock.from_bytes(code).load()
 
 

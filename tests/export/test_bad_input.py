@@ -377,7 +377,7 @@ def test_disk_full(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_little_room_is_seen_before_the_work(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))
-    refuse(source, OndeviceError, "free")
+    refuse(source, OndeviceError, "has 0.00 GB free")
 
 
 def test_interrupt_leaves_the_old_bundle(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

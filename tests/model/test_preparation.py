@@ -145,6 +145,25 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     assert heard[-1] == 1.0
 
 
+def test_kernels_that_cannot_be_written_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk, which shows only when they are written. A directory of the file's name is as good here."""
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_unkept", {})
+    monkeypatch.setattr(library, "SHIPPED", tmp_path / "none")
+    library.choice.cache_clear()
+    file = library.cached("roofline")
+    file.mkdir(parents=True)
+    with Preparation() as preparing:
+        preparing.compile(["roofline"])
+        preparing.finish()
+    assert library.find("roofline") is not None
+    assert caplog.messages[-1] == f"{file.parent} could not be written to (Is a directory): kernels stay in memory"
+    assert list(file.parent.iterdir()) == [file]
+    library.choice.cache_clear()
+
+
 def test_a_cancel_while_a_generation_begins_is_not_lost(
     reference_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -475,6 +475,19 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(c
     assert not part.exists()
 
 
+def test_what_a_killed_writer_left_is_removed_later_by_a_start_that_packs_nothing(cache: Path) -> None:
+    """The start behind the kill writes the pack, and finds the remains too young."""
+    young = opened_days_ago(cache / f"{'e' * 40}ab_12xyz.part", 0.5 * ABANDONED_S / 86400)
+    remains = opened_days_ago(cache / f"{'d' * 40}ab_12xyz.part", 0)
+    made = open_pack(layout_of(), FakeFiles(), 1)
+    opened_days_ago(remains, 2 * ABANDONED_S / 86400)
+    unused = opened_days_ago(cache / f"{'f' * 40}.pack", 1000)
+    np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
+    assert not remains.exists()
+    assert young.exists()
+    assert unused.exists(), "room is made for a new pack only"
+
+
 def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
     kept_days, abandoned_days = KEPT_S / 86400, ABANDONED_S / 86400
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", kept_days + 0.1)

@@ -165,8 +165,12 @@ class AnswerFile:
     def write(self, answer: Answer) -> None:
         """Append an answer."""
         line = json.dumps(answer.fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-        while line:  # one system call, unless the disk is full
-            line = line[self._file.write(line) :]
+        try:
+            while line:  # one system call, unless the disk is full
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
         self._count(answer.fields)
 
     def _count(self, fields: dict[str, Any]) -> None:

@@ -48,20 +48,27 @@ def mark_used(path: Path) -> None:
 
 
 def remove_unused() -> None:
-    """Remove packs and compiled code that were not opened for long, and unfinished packs without a writer.
+    """Remove packs and compiled code that were not opened for long, and what `remove_unfinished` removes.
 
     A process that has a removed pack mapped can go on using it; Windows refuses to remove one that is mapped.
     """
     if not trusted(cache_directory()):
         return
     now = time.time()
-    unused = [path for path, status in _files(_PACK) if now - status.st_mtime > KEPT_S]
-    unfinished = [path for path, status in _files(_PART) if _is_abandoned(path, now - status.st_mtime)]
-    for path in unused + unfinished:
+    for path in [path for path, status in _files(_PACK) if now - status.st_mtime > KEPT_S]:
         with suppress(OSError):
             path.unlink()
+    remove_unfinished()
     for path in [path for path, status in _files(_CODE) if now - status.st_mtime > KEPT_S]:
         shutil.rmtree(path, ignore_errors=True)  # code of another version: every process dates the directory it uses
+
+
+def remove_unfinished() -> None:
+    """Remove unfinished packs without a writer. The start that follows a kill finds them too young."""
+    now = time.time()
+    for path in [path for path, status in _files(_PART) if _is_abandoned(path, now - status.st_mtime)]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _is_abandoned(path: Path, age: float) -> bool:

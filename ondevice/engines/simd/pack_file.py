@@ -26,7 +26,7 @@ from typing import BinaryIO, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.pack_cache import mark_used, remove_unused
+from ondevice.engines.simd.pack_cache import mark_used, remove_unfinished, remove_unused
 from ondevice.engines.simd.pack_layout import PAGE, PackLayout
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import OndeviceError
@@ -184,6 +184,7 @@ def open_pack(
         pack = _read(path, state.pack)
         if layout.intact(pack, threads, preparation.check):
             mark_used(path)
+            remove_unfinished()
             return pack
         state = PackState(state.size, path)
     remove_unused()  # first, because it may make room for the new pack
@@ -216,7 +217,8 @@ def pack_in_memory(layout: PackLayout, threads: int, advance: Advance = lambda c
 
 def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
     try:
-        if not trusted(path) or not path.is_file():  # opening a named pipe would block
+        # Opening a named pipe would block. A missing file comes first: it is no reason for the warning of `trusted`.
+        if not path.is_file() or not trusted(path):
             return None
         pack = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError):

@@ -256,6 +256,14 @@ def test_a_pipe_of_answers_is_only_written(run, bundle, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no named pipes in a directory")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_full_disk_is_one_line_that_names_the_answers(run, bundle, tmp_path):
+    (tmp_path / "prompts.jsonl").write_bytes(to_line({"prompt": "a"}))
+    code, out, err = run("batch", bundle, tmp_path / "prompts.jsonl", "--out", "/dev/full", "-n", 2)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "ondevice: /dev/full: no space left on device"
+
+
 def test_a_device_of_prompts_is_refused(run, bundle, tmp_path):
     """The file is read twice, and a device such as /dev/zero has no end."""
     code, _, err = run("batch", bundle, "/dev/zero", "--out", tmp_path / "answers.jsonl")
