@@ -225,8 +225,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         if argv and not argv[0].startswith("-"):
             raise UsageError(f"unknown command {shown(argv[0])}{near(argv[0], COMMANDS) or '.'} Try `ondevice --help`")
         return _overview().parse_args(argv)
+    parser, words = command_parser(argv[0]), argv[1:]
+    if not words:  # an intermixed line lacks its options first, and its positionals only where these are there
+        return parser.parse_args(words)
     # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
-    return command_parser(argv[0]).parse_intermixed_args(argv[1:])
+    return parser.parse_intermixed_args(words)
 
 
 def command_parser(name: str) -> Parser:

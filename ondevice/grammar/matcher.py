@@ -115,6 +115,9 @@ LENIENT = '"lenient": true'
 UNENFORCED = re.compile(rf"Unimplemented keys|Unknown format|oneOf constraints|{UNREADABLE.pattern}")
 """Errors of llguidance about something in a JSON schema that cannot be enforced."""
 
+NO_TEXT = "NoExtensionBias"
+"""llguidance's error where a grammar is not at its end and allows no token."""
+
 ALL = np.uint32(0xFFFFFFFF)
 
 
@@ -277,7 +280,10 @@ class Matcher:
             message = self._matcher.get_error()
             if repr(KeyboardInterrupt) in message:  # raised within `Vocabulary.__call__`
                 raise KeyboardInterrupt
-            raise GrammarError(f"the grammar cannot be followed any further: {said(message)}")
+            found = said(message)
+            if found == NO_TEXT:
+                found = "it allows no text here, as a schema that is only a reference to itself"
+            raise GrammarError(f"the grammar cannot be followed any further: {found}")
 
     def _wait(self) -> None:
         """Wait for the matcher before the first token."""

@@ -98,7 +98,7 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
         Route("/v1/responses/{id}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/v1/messages", endpoints.generate(read_message), methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoints.query(count_tokens), methods=["POST"]),
-        Route("/api/chat", endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
+        Route(ollama.CHAT, endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
         Route("/api/generate", endpoints.generate(ollama.read_generate, streams=True), methods=["POST"]),
         Route("/api/show", endpoints.describe(ollama.show), methods=["POST"]),
         Route("/api/tags", endpoints.tags),
@@ -140,8 +140,8 @@ class Endpoints:
 
         async def answer(request: Request) -> Response:
             begun = await self._begin(request, read_request, streams=streams)
-            if begun is None:
-                return Response(status_code=CLIENT_LEFT)
+            if isinstance(begun, Response):
+                return begun
             if begun.background:
                 return await self._begin_in_background(begun)
             with as_request_error(begun.names):
@@ -181,19 +181,24 @@ class Endpoints:
                 response = await unless_disconnected(request.receive, answered(fields))
         return Response(status_code=CLIENT_LEFT) if response is None else response
 
-    async def _begin(self, request: Request, read_request: ReadRequest, *, streams: bool) -> Begun | None:
-        """Read a request and prepare its replies; None if the client disconnects. Then its body is no longer needed."""
+    async def _begin(self, request: Request, read_request: ReadRequest, *, streams: bool) -> Begun | Response:
+        """Read a request and prepare its replies, after which its body is no longer needed; or else its response, where
+        the client disconnects or a model is to be unloaded that is not in memory.
+        """
 
-        async def begin(fields: RequestFields) -> Begun:
+        async def begin(fields: RequestFields) -> Begun | Response:
             manager, stream = self._find(fields), fields.flag("stream") if "stream" in fields else streams
             asked, make_writer = await self._queue.work(_read, read_request, fields)
+            if asked.unloads and manager.model is None and manager.loading is None:
+                return JSONResponse(ollama.unloaded(manager.name, is_chat=request.url.path == ollama.CHAT))
             replies = await Replies.begin(asked, manager, self._queue, self._metrics)
             writer = make_writer(replies.model, replies.choices)
             return Begun(replies, writer, stream, frozenset(fields), asked.background)
 
         async with self._bodies.receive(request) as fields:
             with as_request_error(fields):
-                return await unless_disconnected(request.receive, begin(fields))
+                begun = await unless_disconnected(request.receive, begin(fields))
+        return Response(status_code=CLIENT_LEFT) if begun is None else begun
 
     async def _begin_in_background(self, begun: Begun) -> Response:
         assert isinstance(begun.writer, OpenAIResponseWriter)  # the only API with such replies

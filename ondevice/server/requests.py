@@ -108,6 +108,11 @@ class CompletionRequest:
     keep_s: float | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def unloads(self) -> bool:
+        """Whether it only takes the model out of memory."""
+        return not self.prompts and self.keep_s == 0
+
 
 class FieldNames(NamedTuple):
     """The names that an API has for fields that all APIs share.

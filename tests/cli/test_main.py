@@ -93,6 +93,7 @@ def test_no_command_is_a_mistake_with_a_short_help(run):
     [
         (["sing"], "unknown command 'sing'. Try `ondevice --help`"),
         (["generate"], "required: BUNDLE. Try `ondevice generate --help`"),
+        (["batch"], "required: BUNDLE, PROMPTS, --out. Try `ondevice batch --help`"),
         (["generate", "b", "p", "--top-k", "x"], "--top-k: invalid int value: 'x'. Try"),
         (["generate", "b", "p", "--temper", "1"], "unknown option --temper: did you mean --temp? Try"),
         (["genrate", "b"], "unknown command 'genrate': did you mean generate? Try"),

@@ -67,6 +67,18 @@ def test_piped_text_is_the_prompt(run, bundle, prompts):
     assert prompts == [[{"role": "user", "content": "ab\ncd\n"}]]
 
 
+@pytest.mark.parametrize("words", [[], [""], ["-"], [" \n"]])
+def test_without_a_message_there_is_no_answer(run, bundle, prompts, words):
+    code, out, err = run("run", bundle, *words, stdin="\n")
+    assert (code, out, prompts) == (2, "", [])
+    assert err == "ondevice: there is no message: give a text, or pipe one in\n"
+
+
+def test_a_system_message_alone_is_answered(run, bundle, prompts):
+    assert run("run", bundle, "", "-n", 4, "--system", "ab")[0] == 0
+    assert prompts == [[{"role": "system", "content": "ab"}, {"role": "user", "content": ""}]]
+
+
 def test_a_terminal_gets_a_chat(run, bundle, prompts, monkeypatch):
     lines = iter(["ab", "cd"])
 

@@ -181,6 +181,13 @@ def test_what_only_the_tokenizer_can_tell_is_said_at_the_first_token(made: Compi
         constraint.mask([])
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}])
+def test_a_schema_without_any_text_says_so_at_the_first_token(made: Compiler, schema: Any) -> None:
+    constraint = matcher(made, schema_format(schema))
+    with pytest.raises(GrammarError, match=r"allows no text here, as a schema that is only a reference to itself$"):
+        constraint.mask([])
+
+
 def test_without_the_package_one_line_says_what_to_install(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'ondevice-runtime\[grammar\]'"):

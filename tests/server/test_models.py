@@ -89,6 +89,17 @@ def test_the_first_is_loaded_at_the_start_and_the_others_on_demand(serve_three, 
         assert served.get("/props?model=b").body["model_alias"] == "b"
 
 
+def test_a_model_that_is_not_in_memory_is_not_loaded_to_be_unloaded(serve_three, three):
+    with serve_three(memory=room_for(1)) as served:
+        for path, said in (("generate", {"response": ""}), ("chat", {"message": {"role": "assistant", "content": ""}})):
+            answer = served.post(f"/api/{path}", model="b", keep_alive=0)
+            assert answer.status == 200
+            assert answer.body.items() >= {"model": "b", "done": True, "done_reason": "unload", **said}.items()
+            wrong = served.post(f"/api/{path}", model="b", keep_alive=0, made_up=1)
+            assert wrong.status == 400
+        assert three[1] == in_memory(served) == ["a"]
+
+
 def test_an_unknown_name_is_told_the_known_ones(serve_three):
     with serve_three(aliases={"gpt-4o": ""}) as served:
         for path, fields in (("/v1/completions", {"prompt": "abc"}), ("/tokenize", {"content": "abc"})):

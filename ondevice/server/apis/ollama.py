@@ -37,6 +37,7 @@ from ondevice.server.requests import (
 )
 from ondevice.text.codec import Prompt
 
+CHAT = "/api/chat"
 NAMES = FieldNames(max_tokens=("num_predict",))
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -113,7 +114,7 @@ def _request(
     request = read_request(inner, NAMES, prompts, options)
     thinks = {"thinking": "think"} if options.get("thinking") else {}
     request = replace(request, keep_s=_keep_s(fields), needs={**request.needs, **thinks})
-    return request, partial(OllamaWriter, is_chat=is_chat, unloads=request.keep_s == 0)
+    return request, partial(OllamaWriter, is_chat=is_chat, unloads=request.unloads)
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
@@ -238,8 +239,7 @@ class OllamaWriter(ResponseWriter):
         return JsonLine(self._object(fields, done=done))
 
     def _object(self, fields: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {"model": self.model.manifest.name, "created_at": now, **fields, "done": done}
+        return _object(self.model.manifest.name, fields, done=done)
 
     def _said(self, text: str, thoughts: str, calls: Sequence[Any]) -> dict[str, Any]:
         """Text, thoughts and calls, of a message or of `/api/generate`, which knows no calls."""
@@ -267,6 +267,17 @@ class OllamaWriter(ResponseWriter):
             "eval_duration": _nanoseconds(stats.decode_s),
             "speculative_decoding": usage.drafts,
         }
+
+
+def unloaded(name: str, *, is_chat: bool) -> dict[str, Any]:
+    """The response that a model is unloaded, which it was before: it is not loaded for that."""
+    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    return _object(name, {**said, "done_reason": "unload"}, done=True)
+
+
+def _object(name: str, fields: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return {"model": name, "created_at": now, **fields, "done": done}
 
 
 def _nanoseconds(seconds: float) -> int:
