@@ -8,6 +8,7 @@ learnt.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +73,13 @@ class GenerationRequest:
     soft: Sequence[SoftTokens] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Use:
+    """The use of an application's own drafter by one generation, which holds this object."""
+
+    drafter: Drafter
+
+
 class Scheduler:
     """Runs generations on an engine. Safe to use from several threads."""
 
@@ -95,8 +103,8 @@ class Scheduler:
             self._costs.recall(known)
         self._drafters: IdlePool[Sequence[Drafter]] = IdlePool()
         self._controllers: IdlePool[Controller] = IdlePool()
-        self._in_use: list[list[Drafter]] = []
-        """One list per running generation with an application's own drafter, which holds that drafter."""
+        self._in_use: weakref.WeakSet[Use] = weakref.WeakSet()
+        """By running generations. Weak, so that a drafter whose generation was lost to an interrupt becomes free."""
         self.draft_models: list[DraftModel] = []
         """Closed with the engine."""
         self._lock = ReentrantLock()  # reentrant: garbage collected under it may end a generation
@@ -271,16 +279,16 @@ class Scheduler:
         Raises:
             UsageError: another generation uses it.
         """
-        use = [drafter]
+        use = Use(drafter)
         try:
             with self._lock.lock:
-                if any(each[0] is drafter for each in self._in_use):
+                if any(each.drafter is drafter for each in self._in_use):
                     raise UsageError(f"this drafter ({drafter.name}) serves another generation: make a second one")
-                self._in_use.append(use)
+                self._in_use.add(use)
             yield
         finally:
             with self._lock.lock:
-                self._in_use = [each for each in self._in_use if each is not use]
+                self._in_use.discard(use)
 
 
 Item = TypeVar("Item")

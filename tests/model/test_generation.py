@@ -449,6 +449,27 @@ def test_a_drafter_serves_one_generation_at_a_time(model: Model) -> None:
     assert model.generate(PROMPT, max_new_tokens=2, drafter=drafter).stats.drafter == "copier"
 
 
+def test_an_interrupt_at_the_end_of_a_generation_frees_its_drafter(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes where the drafter is to be given back."""
+
+    class Struck:
+        @property
+        def lock(self) -> object:
+            raise KeyboardInterrupt
+
+    drafter = Copier()
+    stream = model.stream(PROMPT, drafter=drafter)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(model._scheduler, "_lock", Struck())
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+    gc.collect()
+    assert model.generate(PROMPT, max_new_tokens=2, drafter=drafter).stats.drafter == "copier"
+
+
 def test_a_closed_model_says_so_everywhere(bundle: Path) -> None:
     model = model_over(ToyEngine(), bundle)
     length = model.context_length
