@@ -125,14 +125,15 @@ def _replies(model: Model, processes: dict[str, LlamaProcess], rounds: int, ours
     for temperature in TEMPERATURES:
         for prompt in chat.prompts:
             ids = model.encode(prompt)
-            for drafter in ("none", "auto"):
-                found = []
-                for seed in range(rounds if temperature else 1):
+            taken: dict[str, list[float]] = {"none": [], "auto": []}
+            for seed in range(rounds if temperature else 1):
+                for drafter, speeds in taken.items():
                     stats = model.generate(
                         ids, max_new_tokens=WRITTEN, temperature=temperature, seed=seed, drafter=drafter
                     ).stats
-                    found.append((stats.new_tokens - 1) / stats.decode_s)
-                ours.add_reply(temperature, drafter, found)
+                    speeds.append((stats.new_tokens - 1) / stats.decode_s)
+            for drafter, speeds in taken.items():
+                ours.add_reply(temperature, drafter, speeds)
             for kind, process in processes.items():
                 found = []
                 for seed in range(rounds if temperature else 1):
