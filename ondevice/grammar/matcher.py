@@ -17,7 +17,7 @@ from ondevice.grammar.complaints import UNREADABLE, complaint, said
 from ondevice.grammar.limits import library_limits
 from ondevice.grammar.reply_grammar import Thoughts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
-from ondevice.grammar.vocabulary import Vocabulary
+from ondevice.grammar.vocabulary import GrammarVocabulary
 from ondevice.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Compiler:
         """
         self._vocab_size = vocab_size
         self._end_ids = sorted(end_ids)
-        self._vocabulary = None if tokenizer is None else Vocabulary(tokenizer, vocab_size, self._end_ids)
+        self._vocabulary = None if tokenizer is None else GrammarVocabulary(tokenizer, vocab_size, self._end_ids)
         controls = {} if tokenizer is None else tokenizer.control_texts
         self._control_ids = {text: token_id for token_id, text in controls.items()}
         self._pool = ThreadPoolExecutor(1, "ondevice-grammar")  # starts its thread with the first grammar
@@ -278,7 +278,7 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             message = self._matcher.get_error()
-            if repr(KeyboardInterrupt) in message:  # raised within `Vocabulary.__call__`
+            if repr(KeyboardInterrupt) in message:  # raised within `GrammarVocabulary.__call__`
                 raise KeyboardInterrupt
             found = said(message)
             if found == NO_TEXT:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ASCII = {bytes([character]) for character in range(ord(" "), ord("~") + 1)}
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """A tokenizer with the attributes of llguidance's `TokenizerWrapper`, which its index reads and calls.
 
     If llguidance were given the tokenizer's file, it would parse that a second time, and keep it: for Gemma's 262,144

@@ -9,7 +9,7 @@ import pytest
 
 from ondevice.generate.request import TokenMask
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
-from ondevice.grammar.vocabulary import Vocabulary
+from ondevice.grammar.vocabulary import GrammarVocabulary
 from ondevice.text.tokenizer import Tokenizer
 from tests.grammar.walks import compiler, end_ids, ids_in, matcher
 from tests.text.tokenizers_made import KINDS, byte_level, gemma_chat, gemma_like, llama_2, llama_like, metaspace_words
@@ -27,7 +27,7 @@ def test_it_equals_the_index_of_the_tokenizer_s_file(make: Callable[[], Tokenize
     for token in whole["added_tokens"]:
         token["special"] |= token["id"] in tokenizer.control_texts
     size, ends = tokenizer.vocab_size, end_ids(tokenizer)
-    expected, found = LLTokenizer(json.dumps(whole), size, ends), Vocabulary(tokenizer, size, ends).index()
+    expected, found = LLTokenizer(json.dumps(whole), size, ends), GrammarVocabulary(tokenizer, size, ends).index()
     for token in range(size):
         assert found.decode_bytes([token]) == expected.decode_bytes([token])
         assert found.is_special_token(token) == expected.is_special_token(token)
