@@ -208,7 +208,7 @@ class OllamaWriter(ResponseWriter):
             unloads: whether the model is unloaded behind the response.
         """
         super().__init__(model, choices)
-        self._is_chat = is_chat
+        self._said = partial(_said, is_chat=is_chat)
         self._unloads = unloads
         self._began = datetime.now(UTC)
 
@@ -241,15 +241,6 @@ class OllamaWriter(ResponseWriter):
     def _object(self, fields: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
         return _object(self.model.manifest.name, fields, done=done)
 
-    def _said(self, text: str, thoughts: str, calls: Sequence[Any]) -> dict[str, Any]:
-        """Text, thoughts and calls, of a message or of `/api/generate`, which knows no calls."""
-        more = {"thinking": thoughts} if thoughts else {}
-        if not self._is_chat:
-            return {"response": text, **more}
-        functions = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
-        message = {"role": "assistant", "content": text, **more, **({"tool_calls": functions} if functions else {})}
-        return {"message": message}
-
     def _end(self) -> dict[str, Any]:
         """Why the reply ended, tokens, and times in nanoseconds."""
         if not self.choices:
@@ -271,8 +262,17 @@ class OllamaWriter(ResponseWriter):
 
 def unloaded(name: str, *, is_chat: bool) -> dict[str, Any]:
     """The response that a model is unloaded, which it was before: it is not loaded for that."""
-    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    return _object(name, {**said, "done_reason": "unload"}, done=True)
+    return _object(name, {**_said("", "", (), is_chat=is_chat), "done_reason": "unload"}, done=True)
+
+
+def _said(text: str, thoughts: str, calls: Sequence[Any], *, is_chat: bool) -> dict[str, Any]:
+    """Text, thoughts and calls, of a message or of `/api/generate`, which knows no calls."""
+    more = {"thinking": thoughts} if thoughts else {}
+    if not is_chat:
+        return {"response": text, **more}
+    functions = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+    message = {"role": "assistant", "content": text, **more, **({"tool_calls": functions} if functions else {})}
+    return {"message": message}
 
 
 def _object(name: str, fields: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
