@@ -44,6 +44,7 @@ from training.run import Run, hardware, spent_budget
 from benchmarks.command import run_command
 from ondevice.bundle import Bundle, sha256
 from ondevice_export import export as export_bundle
+from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.source import locate
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
@@ -82,6 +83,8 @@ class Pace:
 
 
 PACES = {"cpu": Pace(4, 1, 2, 3072, 0.15), "cuda": Pace(32, 32, 3, 16_384, 0.3)}
+SHAPE = {"width": "hidden_size", "layers": "num_hidden_layers", "mlp": "intermediate_size"}
+"""Options of a drafter's shape, and their names in its configuration."""
 SHOW_SECONDS, SHOW_SHARE = 60, 0.05  # time between two lines with figures, and most of it that they may take
 
 
@@ -214,11 +217,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="a GGUF file, or a checkpoint's directory")
     parser.add_argument("--out", type=Path, required=True, help="where the drafter goes")
     parser.add_argument("--replies", type=int, default=2_000_000, help="tokens that the target writes to learn from")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first message: with --start, one beyond its"
+    )
     parser.add_argument("--tokens", type=int, default=8_000_000, help="rounds to train on, most of them several times")
     parser.add_argument("--head-tokens", type=int, default=8192, help="frequent tokens that the drafter scores")
-    parser.add_argument("--width", type=int, help="of the drafter (default: the target's)")
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--mlp", type=int, help="units of the feed-forward blocks (default: the target's)")
+    parser.add_argument("--width", type=int, help="of the drafter (default: that of --start, or the target's)")
+    parser.add_argument("--layers", type=int, help="default: those of --start, or 1")
+    parser.add_argument(
+        "--mlp", type=int, help="units of the feed-forward blocks (default: those of --start, or the target's)"
+    )
     parser.add_argument("--start", type=Path, help="a drafter to begin with (default: the target's last layers)")
     parser.add_argument("--loss", choices=list(LOSSES), default="lk")
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="JSON lines of prompts to measure on")
@@ -236,8 +244,14 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is none here that PyTorch can use")
-    if args.start is not None and not (args.start / "model.safetensors").is_file():
-        parser.error(f"--start {args.start} is no drafter: it has no model.safetensors")
+    if args.start is not None:
+        if not (args.start / "model.safetensors").is_file():
+            parser.error(f"--start {args.start} is no drafter: it has no model.safetensors")
+        shape = read_json(args.start / "config.json")["text_config"]
+        for name, field in SHAPE.items():
+            if getattr(args, name) not in (None, shape[field]):
+                parser.error(f"--{name} {getattr(args, name)}: --start {args.start} has {shape[field]}")
+            setattr(args, name, shape[field])
     args.device = torch.device(args.device)
     return args
 
@@ -267,12 +281,12 @@ def prepare(args: argparse.Namespace) -> None:
         export_bundle(args.target, bundle, drafter="none", heads="none")
     messages = [] if given.exists() else held_out(args.held_out)
     if args.device.type == "cpu":
-        write_replies(bundle, args.work, args.replies)
+        write_replies(bundle, args.work, args.replies, args.first)
         if messages:
             write_held_out(EngineWriter(bundle, HELD_OUT_TOKENS).lessons(iter(messages)), given)
     else:
         writer = DeviceWriter.open(open_target(args.target, args.device), Bundle.open(bundle))
-        write_replies_on_device(writer, args.work, args.replies)
+        write_replies_on_device(writer, args.work, args.replies, args.first)
         if messages:
             torch.manual_seed(0)
             write_held_out(writer.lessons(messages, HELD_OUT_TOKENS), given)
@@ -320,7 +334,7 @@ def train(args: argparse.Namespace) -> None:
     workers.total(0.0)  # wait for it
     shape = {
         "width": args.width or config.hidden_size,
-        "layers": args.layers,
+        "layers": args.layers or 1,
         "mlp": args.mlp or config.intermediate_size,
     }
     torch.manual_seed(0)
@@ -356,6 +370,7 @@ def describe(run: DrafterRun, args: argparse.Namespace) -> None:
             "start": "the target's last" if args.start is None else f"those of {args.start.name}",
         },
         "curve": [json.loads(line) for line in run.file.with_suffix(".curve").read_text().splitlines()],
+        "learnt": run.figures(run.trained[:DESCRIBED]),
         "replies": run.figures(run.held_out[:DESCRIBED]),
         "prompts": run.figures_of(given[index] for index in range(len(given))),
     }

@@ -98,7 +98,7 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
         Route("/v1/responses/{id}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/v1/messages", endpoints.generate(read_message), methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoints.query(count_tokens), methods=["POST"]),
-        Route(ollama.CHAT, endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
+        Route("/api/chat", endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
         Route("/api/generate", endpoints.generate(ollama.read_generate, streams=True), methods=["POST"]),
         Route("/api/show", endpoints.describe(ollama.show), methods=["POST"]),
         Route("/api/tags", endpoints.tags),
@@ -189,8 +189,8 @@ class Endpoints:
         async def begin(fields: RequestFields) -> Begun | Response:
             manager, stream = self._find(fields), fields.flag("stream") if "stream" in fields else streams
             asked, make_writer = await self._queue.work(_read, read_request, fields)
-            if asked.unloads and manager.model is None and manager.loading is None:
-                return JSONResponse(ollama.unloaded(manager.name, is_chat=request.url.path == ollama.CHAT))
+            if asked.absent is not None and manager.model is None and manager.loading is None:
+                return JSONResponse(asked.absent(manager.name))
             replies = await Replies.begin(asked, manager, self._queue, self._metrics)
             writer = make_writer(replies.model, replies.choices)
             return Begun(replies, writer, stream, frozenset(fields), asked.background)

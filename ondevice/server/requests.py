@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -97,6 +97,7 @@ class CompletionRequest:
     background : whether the reply goes on without its client
     keep_s : idle seconds after which the model is to be unloaded this time, infinite for never; None changes nothing
     needs : what the model must be capable of, in Ollama's words, and the field that asks for it
+    absent : makes the response of a name, if its model is not in memory and need not be loaded for it
     """
 
     prompts: Sequence[Prompt]
@@ -107,11 +108,7 @@ class CompletionRequest:
     background: bool = False
     keep_s: float | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def unloads(self) -> bool:
-        """Whether it only takes the model out of memory."""
-        return not self.prompts and self.keep_s == 0
+    absent: Callable[[str], dict[str, Any]] | None = None
 
 
 class FieldNames(NamedTuple):

@@ -1,5 +1,6 @@
 """Replies that the engine writes together: each is that of the model alone, with the states of PyTorch's target."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_a_share_goes_on_with_the_missing_messages(bundle: Path, monkeypatch: py
     monkeypatch.setattr(replies, "MOST", 12)
     monkeypatch.setattr(replies, "asked", lambda number: Asked(number, 1.0, Prompt("chat", text(4, number % 60))))
     for tokens in (150, 150, 300):
-        write_share(bundle, bundle.parent, 1, 2, tokens)
+        write_share(bundle, bundle.parent, 1, itertools.count(1, 2), tokens)
     known = Lessons(bundle.parent, CPU)
     numbers = [fact[0] for fact in known.facts]
     assert len(set(numbers)) == len(numbers)

@@ -88,8 +88,9 @@ def test_what_the_target_wrote_completes_a_message_and_a_message_of_its_own_must
     assert texts == [prompt.text.replace(PASSAGE, "Hi"), unended, None]
 
 
+@pytest.mark.parametrize("first", [0, 60])
 def test_waves_are_appended_and_a_second_call_goes_on_behind_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     monkeypatch.setattr(replies_on_device, "WAVE", 6)
     monkeypatch.setattr(replies_on_device, "MOST", 6)
@@ -101,11 +102,11 @@ def test_waves_are_appended_and_a_second_call_goes_on_behind_them(
         writer.chat, "completed", lambda each, _: replace(each, prompt=OWN) if each.number % 2 else None
     )
     for tokens in (20, 20, 40):
-        write_replies_on_device(writer, tmp_path, tokens)
+        write_replies_on_device(writer, tmp_path, tokens, first)
     known = Lessons(tmp_path, torch.device("cpu"))
-    assert sorted(fact[0] for fact in known.facts) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert sorted(fact[0] - first for fact in known.facts) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert [fact[1] for fact in known.facts].count("own") == 2
-    assert bytes(known[0].tokens[: known[0].prompt].tolist()) == b"<say 1>"
+    assert bytes(known[0].tokens[: known[0].prompt].tolist()) == f"<say {first + 1}>".encode()
     assert known.lengths == [prompt + 6 for *_, prompt in known.facts]
 
 

@@ -247,6 +247,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     config = json.loads((work / "whole" / "config.json").read_text())
     assert 0 < config["acceptance"] <= 1
     assert "license: apache-2.0" in (work / "whole" / "README.md").read_text()
+    assert "Replies that it was trained on" in (work / "whole" / "README.md").read_text()
     rows = compared([work / "whole", work / "parts"]).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == [f"| T = 0, held-out replies, `{x}`" for x in ("whole", "parts")]
     assert "| 3 |" in rows[1]
@@ -269,9 +270,25 @@ def test_no_process_is_without_a_forward(monkeypatch: pytest.MonkeyPatch, device
     assert launched == [processes]
 
 
+def test_a_drafter_that_is_trained_on_keeps_its_shape(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, drafter, _ = made(work)
+    save_drafter(drafter, target, torch.arange(5), tmp_path)
+    shape = drafter.config.text_config
+    options = ["train_drafter.py", "--target", "T", "--out", "O", "--start", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*options, "--mlp", str(shape.intermediate_size)])
+    args = train_drafter.parse_args()
+    assert (args.width, args.layers, args.mlp) == (shape.hidden_size, shape.num_hidden_layers, shape.intermediate_size)
+    monkeypatch.setattr("sys.argv", [*options, "--layers", "7"])
+    with pytest.raises(SystemExit):
+        train_drafter.parse_args()
+    assert f"--layers 7: --start {tmp_path} has {shape.num_hidden_layers}" in capsys.readouterr().err
+
+
 def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
-    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)
+    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1, first=0)
     train_drafter.prepare(args)
     monkeypatch.setattr(lessons, "HELD_OUT_EVERY", 1000)
     with pytest.raises(SystemExit, match="too few replies"):
@@ -280,7 +297,7 @@ def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: 
 
 def test_replies_of_another_target_are_not_learnt_from(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
-    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1)
+    args = Namespace(target=work.parent / "target", work=work, held_out=[], device=CPU, replies=1, first=0)
     train_drafter.prepare(args)
     moved, other = work.parent / "moved", work.parent / "other" / "target"
     shutil.copytree(args.target, moved)

@@ -51,6 +51,11 @@ Held-out replies, to prompts like those of the training:
 
 {replies_table}
 
+Replies that it was trained on. Where these have far more, further replies would help, and further rounds on the same
+would not:
+
+{learnt_table}
+
 Replies to prompts that were given with `--held-out`:
 
 {prompts_table}
@@ -74,6 +79,7 @@ def write_card(directory: Path) -> None:
         heads=text["num_attention_heads"],
         kv_heads=text["num_key_value_heads"],
         curve=curve_table(figures["curve"]),
+        learnt_table=figures_table({t: {"all": kinds["all"]} for t, kinds in figures["learnt"].items()}),
         replies_table=figures_table(figures["replies"]),
         prompts_table=figures_table(figures["prompts"]) if figures["prompts"] else "None were given.",
         **figures["training"],

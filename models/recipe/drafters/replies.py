@@ -232,11 +232,14 @@ class EngineWriter:
         return Lesson(message.number, message.prompt.kind, message.temperature, len(each.prompt), *parts)
 
 
-def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
-    """Write lessons with replies of `tokens` tokens in total to files in `directory`, with a process for every core."""
+def write_replies(bundle: Path, directory: Path, tokens: int, first: int) -> None:
+    """Write lessons with replies of `tokens` tokens in total to files in `directory`, with a process for every core.
+
+    first : number of the first message
+    """
     count = os.cpu_count() or 1
     spawn = multiprocessing.get_context("spawn")
-    shares = [(bundle, directory, rank, count, tokens // count) for rank in range(count)]
+    shares = [(bundle, directory, rank, itertools.count(first + rank, count), tokens // count) for rank in range(count)]
     processes = [spawn.Process(target=write_share, args=share) for share in shares]
     for process in processes:
         process.start()
@@ -246,14 +249,14 @@ def write_replies(bundle: Path, directory: Path, tokens: int) -> None:
         raise RuntimeError("a process that writes replies has failed: its message is above")
 
 
-def write_share(bundle: Path, directory: Path, rank: int, count: int, tokens: int) -> None:
-    """Write the lessons of messages `rank`, `rank + count`, ... until they have `tokens` tokens of replies."""
+def write_share(bundle: Path, directory: Path, rank: int, messages: Iterable[int], tokens: int) -> None:
+    """Write the lessons of messages with these numbers until they have `tokens` tokens of replies."""
     shards = Shards(directory, rank)
     begun, started, shown = shards.tokens, time.process_time(), time.monotonic()
     if begun >= tokens:
         return
     parent = multiprocessing.parent_process()
-    missing = (asked(number) for number in itertools.count(rank, count) if number not in shards.numbers)
+    missing = (asked(number) for number in messages if number not in shards.numbers)
     for lesson in EngineWriter(bundle, MOST).lessons(missing):
         shards.add(lesson)
         if time.monotonic() > shown + LOG_SECONDS:

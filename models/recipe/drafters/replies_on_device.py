@@ -201,15 +201,19 @@ def batches(rows: Sequence[Written]) -> Iterator[list[Written]]:
         yield batch
 
 
-def write_replies_on_device(writer: DeviceWriter, directory: Path, tokens: int) -> None:
-    """Write lessons to files in a directory until their replies have `tokens` tokens, those of a wave together."""
+def write_replies_on_device(writer: DeviceWriter, directory: Path, tokens: int, first: int) -> None:
+    """Write lessons to files in a directory until their replies have `tokens` tokens, those of a wave together.
+
+    first : number of the first message
+    """
     shards = Shards(directory)
-    for wave in itertools.count(len({number // WAVE for number in shards.numbers})):
+    for wave in itertools.count(len({(number - first) // WAVE for number in shards.numbers})):
         if shards.tokens >= tokens:
             return
         started, before = time.monotonic(), shards.tokens
         torch.manual_seed(wave)
-        for lesson in writer.lessons([asked(number) for number in range(wave * WAVE, (wave + 1) * WAVE)], MOST):
+        numbers = range(first + wave * WAVE, first + (wave + 1) * WAVE)
+        for lesson in writer.lessons([asked(number) for number in numbers], MOST):
             shards.add(lesson)
         shards.finish()
         speed = (shards.tokens - before) / (time.monotonic() - started)

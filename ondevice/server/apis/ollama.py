@@ -37,7 +37,6 @@ from ondevice.server.requests import (
 )
 from ondevice.text.codec import Prompt
 
-CHAT = "/api/chat"
 NAMES = FieldNames(max_tokens=("num_predict",))
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -113,8 +112,11 @@ def _request(
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)
     request = read_request(inner, NAMES, prompts, options)
     thinks = {"thinking": "think"} if options.get("thinking") else {}
-    request = replace(request, keep_s=_keep_s(fields), needs={**request.needs, **thinks})
-    return request, partial(OllamaWriter, is_chat=is_chat, unloads=request.unloads)
+    keep_s = _keep_s(fields)
+    unloads = not prompts and keep_s == 0
+    absent = partial(_unloaded, is_chat=is_chat) if unloads else None
+    request = replace(request, keep_s=keep_s, needs={**request.needs, **thinks}, absent=absent)
+    return request, partial(OllamaWriter, is_chat=is_chat, unloads=unloads)
 
 
 def _options(fields: RequestFields) -> GenerationKeywords:
@@ -260,7 +262,7 @@ class OllamaWriter(ResponseWriter):
         }
 
 
-def unloaded(name: str, *, is_chat: bool) -> dict[str, Any]:
+def _unloaded(name: str, *, is_chat: bool) -> dict[str, Any]:
     """The response that a model is unloaded, which it was before: it is not loaded for that."""
     return _object(name, {**_said("", "", (), is_chat=is_chat), "done_reason": "unload"}, done=True)
 
