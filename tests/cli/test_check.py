@@ -115,8 +115,9 @@ def test_against_another_bundle(run, bundle, tmp_path, long_text, monkeypatch):
     ("words", "complaint"),
     [
         (["--text", "t.txt"], "--text is for --against"),
-        (["--against", "REFERENCE", "--drafter", "ngram"], "leave --prompts and --drafter out"),
-        (["--against", "REFERENCE", "--prompts", "p.txt"], "leave --prompts and --drafter out"),
+        (["--against", "REFERENCE", "--drafter", "ngram"], "leave --prompts, --limit and --drafter out"),
+        (["--against", "REFERENCE", "--prompts", "p.txt"], "leave --prompts, --limit and --drafter out"),
+        (["--against", "REFERENCE", "--limit", "2"], "leave --prompts, --limit and --drafter out"),
         (["--against", "REFERENCE", "--text", "missing.txt"], "cannot read missing.txt"),
         (["--against", "./nothing"], "./nothing is neither a directory, a GGUF file nor a hub id"),
         (["--against", "REFERENCE", "--text", "SHORT"], "needs 400: give a longer --text"),
