@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -157,6 +159,16 @@ def test_nothing_out_of_range_reaches_a_kernel(session: SimdSession, tokens: lis
 def test_a_draft_of_an_unknown_token(session: SimdSession) -> None:
     with pytest.raises(ValueError, match="token ids"):
         session.draft_step(VOCAB, np.zeros(session.engine.target.hidden_size, np.float32))
+
+
+def test_a_closed_session_keeps_no_memory(session: SimdSession) -> None:
+    """Whoever still has it: an idle drafter has the session of its last generation."""
+    logits_of(session)
+    held = [weakref.ref(buffer) for cache in session._caches.values() for buffer in cache._buffers.values()]
+    assert held
+    session.close()
+    gc.collect()
+    assert not any(buffer() is not None for buffer in held)
 
 
 @pytest.mark.parametrize("context", [0, 1, CONTEXT + 1])

@@ -392,6 +392,8 @@ class SimdSession(CachedSequence):
         super().close()
         self._lease = self._drafts = self._index = self._kept = None
         self._heads = {}
+        # The record holds all keys and values, and an idle drafter still has the session of its last generation.
+        self._record = SequenceRecord({})
 
     @property
     def _bases(self) -> tuple[int, ...]:
