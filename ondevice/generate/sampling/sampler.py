@@ -91,8 +91,8 @@ class Sampler:
 
     @property
     def reads_text(self) -> bool:
-        """Whether a guess depends on the context, by penalties or a constraint."""
-        return bool(self._adjustments) or self._masks is not None
+        """Whether a guess depends on the tokens before it, by penalties or a constraint."""
+        return self._adjustments.read_context or self._masks is not None
 
     @property
     def rng(self) -> np.random.Generator:
@@ -145,16 +145,18 @@ class Sampler:
         return MultiStep(most, next_token.address, self._choice.record, self._choice)
 
     def drafting(self, step: DraftStep, widths: Sequence[int], hidden: Float32Array) -> EngineDrafts | None:
-        """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python.
+        """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python: where
+        `continuation` is None too, and with biases for candidates that each step chooses anew.
 
         Args:
             step: the arrays in which a draft step leaves its results.
             widths, hidden: see `EngineDrafts`; no width exceeds GUESSES.
         """
-        if self.reads_text or self.processors:
+        if self.reads_text or self.processors or (self._adjustments and step.candidates.flags.writeable):
             return None
         if self._guesses is None or self._guesses[0] is not step:
-            self._guesses = step, self._row_draw.record(step.logits, step.candidates, GUESSES)
+            biases = self._adjustments.among(step.candidates)
+            self._guesses = step, self._row_draw.record(step.logits, step.candidates, GUESSES, biases=biases)
         return EngineDrafts(widths, hidden, self._guesses[1].record, self._guesses[1].tokens)
 
     def guess(
@@ -307,6 +309,13 @@ class Adjustments:
     def biases(self) -> tuple[Int64Array, Float32Array]:
         """int64[b] and float32[b]: tokens, ascending, and what is added to their logits."""
         return self._biased, self._biases
+
+    def among(self, tokens: Int64Array) -> tuple[Int64Array, Float32Array] | None:
+        """int64[b] and float32[b]: the places of biased tokens among different ones, ascending, and what is added to
+        their logits; None where there are none.
+        """
+        places = np.flatnonzero(np.isin(tokens, self._biased))
+        return (places, _values_of(tokens[places], self._biased, self._biases)) if len(places) else None
 
     def row(self, logits: Float32Array, context: Sequence[int]) -> Float32Array:
         """A changed copy of a row of the whole vocabulary, float32[V]."""

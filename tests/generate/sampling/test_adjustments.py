@@ -56,6 +56,19 @@ def test_candidates_are_changed_as_the_row_is(chosen: dict[str, Any]) -> None:
     np.testing.assert_array_equal(adjustments.some(row[tokens], tokens, CONTEXT), adjustments.row(row, CONTEXT)[tokens])
 
 
+def test_the_biases_of_candidates() -> None:
+    adjustments = Adjustments(SamplingOptions(logit_bias={7: 2.5, 3: -100.0}), suppressed=[5])
+    found = adjustments.among(np.array([9, 7, 20, 5]))
+    assert found is not None
+    assert [part.tolist() for part in found] == [[1, 3], [2.5, -np.inf]]
+    assert adjustments.among(np.array([9, 20])) is None
+
+
+def test_a_guess_depends_on_the_text_by_penalties_alone() -> None:
+    assert not Sampler(SamplingOptions(logit_bias={7: 2.5}), suppressed=[5]).reads_text
+    assert Sampler(SamplingOptions(presence_penalty=0.5)).reads_text
+
+
 def test_nothing_is_changed_where_nothing_was_asked_for() -> None:
     assert not Adjustments(SamplingOptions())
     assert Adjustments(SamplingOptions(), suppressed=[1])
