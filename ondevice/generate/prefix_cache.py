@@ -49,10 +49,11 @@ class PrefixCache:
 
         The prompt's last token is never included, because its outputs are needed. A kept session that shares at least
         half of its tokens is taken out of the cache and rewound to the shared part; of another one that part is copied.
+        Of several that share as much, the shortest is used, which loses least.
         """
         with self._hold():
             shared = [(common_length(session.tokens, prompt_ids[:-1]), session) for session in self._sessions]
-            most, best = max(shared, key=lambda each: each[0], default=(0, None))
+            most, best = max(shared, key=lambda each: (each[0], -each[1].length), default=(0, None))
             if best is None or not most:
                 return self._engine.open_session()
             if 2 * most < best.length:

@@ -69,6 +69,14 @@ def test_the_longest_common_beginning_wins(engine: ToyEngine) -> None:
     assert cache.take(ids(400)) is sessions[2]
 
 
+def test_of_equal_beginnings_the_shortest_sequence_is_used(engine: ToyEngine) -> None:
+    """A copy of a prompt, left for another generation of it, and an older chat that goes on behind that prompt."""
+    cache = PrefixCache(engine, PLENTY)
+    chat, copy = kept(engine, cache, [*ids(200), *ids(100, 1)]), kept(engine, cache, ids(200))
+    assert cache.take([*ids(200), 1]) is copy
+    assert list(chat.tokens) == [*ids(200), *ids(100, 1)]
+
+
 def test_what_shares_less_than_half_is_copied(engine: ToyEngine) -> None:
     """A title generator beside a chat, or a second chat with the same instructions: the chat keeps what it has."""
     cache = PrefixCache(engine, PLENTY)
