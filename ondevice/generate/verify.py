@@ -33,8 +33,10 @@ class Verdict:
 
     @property
     def accepted(self) -> int:
-        """Number of drafted tokens that were accepted."""
-        return len(self.path) - 1
+        """Number of emitted tokens without the target's own last one, which is missing where there is an error: the
+        accepted part of a draft, or what the engine chose.
+        """
+        return len(self.emitted) - (self.error is None)
 
 
 def accept(

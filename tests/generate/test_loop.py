@@ -136,15 +136,16 @@ def test_the_tokens_before_a_processor_s_exception_do_not_depend_on_drafts(after
         return logits
 
     plain, _ = generated(GREEDY, Limits(after))
-    controller, tokens = FixedLength(Costs(), 4), list[int]()
+    controller, seen = FixedLength(Costs(), 4), list[Round]()
     session = ToyEngine().open_session()
     sampler, drafters = Sampler(GREEDY, [fail]), [Guesser(1.0)]
     rounds = run(
         generate(session, PROMPT, sampler, Limits(12), drafters=drafters, controller=controller), alone(session.engine)
     )
     with pytest.raises(ZeroDivisionError, match="own fault"):
-        tokens.extend(token for this in rounds for token in this.token_ids)
-    assert tokens == plain
+        seen.extend(rounds)
+    assert [token for this in seen for token in this.token_ids] == plain
+    assert not any(this.corrected for this in seen)  # every draft is right
 
 
 def test_a_processor_that_fails_behind_the_stop_token_does_not_fail() -> None:
@@ -166,8 +167,9 @@ def test_a_processor_that_fails_behind_the_stop_token_does_not_fail() -> None:
         drafters=[Guesser(1.0)],
         controller=controller,
     )
-    tokens = [token for this in run(loop, alone(session.engine)) for token in this.token_ids]
-    assert tokens == plain[: plain.index(stop) + 1]
+    rounds = list(run(loop, alone(session.engine)))
+    assert [token for this in rounds for token in this.token_ids] == plain[: plain.index(stop) + 1]
+    assert set(rounds[-1].origins) == {"accepted"}
 
 
 @pytest.mark.parametrize("luck", [0.0, 1.0])

@@ -61,7 +61,7 @@ def test_the_tokens_before_a_row_of_nan_are_emitted() -> None:
     logits, sampler = one_hot(1, 2, 3), Sampler(GREEDY)
     logits[2] = np.nan
     verdict = accept_matching(Draft.chain([1, 2]), logits, [0], sampler)
-    assert (verdict.path, verdict.emitted) == ((0, 1), (1, 2))
+    assert (verdict.path, verdict.emitted, verdict.accepted) == ((0, 1), (1, 2), 2)
     assert isinstance(verdict.error, BundleCorruptError)
     with pytest.raises(BundleCorruptError):
         accept_matching(Draft.chain([3]), logits[2:].repeat(2, axis=0), [0, 1, 2], sampler)
@@ -72,7 +72,7 @@ def test_the_tokens_before_a_row_of_nan_are_emitted_under_the_ratio_rule() -> No
     logits[2] = np.nan
     draft = replace(Draft.chain([1, 2]), probs=np.eye(6, dtype=np.float32)[[1, 2]] * np.float32(0.5))
     verdict = accept_ratio(draft, logits, [0], sampler, sampler.rng)
-    assert (verdict.path, verdict.emitted) == ((0, 1), (1, 2))
+    assert (verdict.path, verdict.emitted, verdict.accepted) == ((0, 1), (1, 2), 2)
     assert isinstance(verdict.error, BundleCorruptError)
 
 
