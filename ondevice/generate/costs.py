@@ -393,8 +393,8 @@ def measure(engine: Engine) -> KnownCosts:
     share more often. So costs of models with experts are only learnt from rounds.
     """
     session = engine.open_session()
-    length = min(MEASURED_TOKENS, engine.target.context_length // 2)
-    room = engine.target.context_length - length
+    length = min(MEASURED_TOKENS, engine.context_length // 2)
+    room = engine.context_length - length
     forwards: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS if rows <= room}
     drafts: dict[str, list[list[float]]] = {}
     try:

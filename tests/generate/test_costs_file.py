@@ -213,6 +213,12 @@ def test_a_recalled_cost_that_keeps_drafts_from_being_made_is_corrected():
     assert sum(this.drafted >= 4 for this in rounds[400:]) > 90
 
 
+def test_costs_are_measured_within_the_context_of_the_engine():
+    engine = ToyEngine(400)
+    engine.context_length = 24
+    assert set(costs_file.measure(engine).forwards) == {1, 3, 5, 6, 8, 12}
+
+
 def test_preparing_a_model_measures_its_costs_once(file, tmp_path):
     bundle = write_bundle(tmp_path / "toy")
     with model_over(ToyEngine(400), bundle, costs_file=file) as model:
