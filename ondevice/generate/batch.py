@@ -48,7 +48,8 @@ class Slot:
     """The right of one sequence to take part in forwards, from its first to its last. Used by one thread at a time.
 
     Attributes:
-        decoding: whether the rows submitted last are those of a decoding round; otherwise they are a prefill.
+        decoding: whether the outputs of all rows submitted last are wanted, as in a decoding round; such rows are run
+            together. Otherwise they are a prefill, which may be cut.
         paused: whether the reader has a round, and has not asked for the next one. Until it has rows to submit after
             that, its thread is preparing them.
         thread: identifier of the thread that read the sequence last.
@@ -320,7 +321,7 @@ class Batch:
                 raise  # of no rows: a signal handler's, such as a time limit, which belongs to this thread
             return
         for (slot, _), output in zip(selected, outputs, strict=True):
-            slot._outputs = output
+            slot._outputs, slot._error = output, None
         self._learn(batch, outputs[0])
         for slot, _ in selected:
             self._done(slot)
@@ -329,7 +330,7 @@ class Batch:
         """Find the rows at fault for an error by running each sequence alone; whether there are any."""
         for slot, rows in selected:
             try:
-                (slot._outputs,) = self._engine.forward([rows])
+                (slot._outputs,), slot._error = self._engine.forward([rows]), None
             except Exception as error:
                 slot._error = error
         found = any(slot._error is not None for slot, _ in selected)

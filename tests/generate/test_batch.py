@@ -430,6 +430,23 @@ def test_a_forward_without_enough_memory_keeps_none() -> None:
     assert [slot._outputs is not None for slot in waiting.slots] == [True, True]
 
 
+def test_an_error_that_a_second_try_does_not_have_is_forgotten() -> None:
+    """Memory is short, and the leader is interrupted while it runs each sequence alone; the next one runs them anew."""
+    forwards = iter([MemoryError, MemoryError, KeyboardInterrupt])
+
+    def fail(batch: Sequence[Rows]) -> None:
+        if (error := next(forwards, None)) is not None:
+            raise error
+
+    waiting = Waiting(ToyEngine(before=fail), chain(3), chain(4))
+    first, second = waiting.slots
+    with pytest.raises(KeyboardInterrupt):
+        waiting.batch._drive(second)
+    waiting.batch._drive(first)
+    assert [slot._error for slot in waiting.slots] == [None, None]
+    assert [slot._outputs is not None for slot in waiting.slots] == [True, True]
+
+
 def test_an_interrupt_of_the_leader_harms_nobody_else(clock: Clock) -> None:
     """Whichever thread runs a shared forward when it is interrupted: that one ends, the others run it again."""
     struck: list[int] = []
