@@ -70,7 +70,7 @@ def test_an_application_can_pass_the_drafter(bigram: ModuleType, reference_model
 def test_the_registry_offers_it_by_name(
     bigram: ModuleType, reference_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = eval(ENTRY, {"DrafterEntry": RegisteredDrafter, "BigramDrafter": bigram.BigramDrafter})
+    entry = eval(ENTRY, {"RegisteredDrafter": RegisteredDrafter, "BigramDrafter": bigram.BigramDrafter})
     monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
     assert "bigram" in registry.names()
     plain = reference_model.generate(PROMPT, max_new_tokens=48, temperature=0.9, seed=3, drafter="none")
