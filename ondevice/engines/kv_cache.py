@@ -166,9 +166,11 @@ class KVCache:
             self._units.move(buffer[0], buffer[1], source, first)
 
     def can_rewind(self, length: int) -> bool:
+        """Whether the cache holds all rows that a row at position `length` may see."""
         return self._first(length) >= self.base
 
     def clear(self) -> None:
+        """Begin at position 0 again. The old rows stay, to be overwritten."""
         self.base = 0
 
     def held(self, length: int) -> HeldRows:

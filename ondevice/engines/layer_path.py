@@ -99,6 +99,7 @@ class SkipRecord:
 
     @property
     def pays(self) -> bool:
+        """Whether drafts without `skips` are expected to be faster than plain decoding."""
         return self.speed_up > 1.0
 
     @property
@@ -108,6 +109,7 @@ class SkipRecord:
 
     @property
     def survival(self) -> Survival:
+        """The survival measured for `skips`; empty where it was not."""
         return self.tried.get(self.skips, ())
 
 
@@ -155,6 +157,7 @@ class PathMemory:
 
     @property
     def swift_files(self) -> tuple[Path, ...]:
+        """Where `swift` writes."""
         return self._cached("swift")
 
     def read(self, files: tuple[Path, ...]) -> SkipRecord | None:

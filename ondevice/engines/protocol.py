@@ -87,7 +87,9 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the threads and drop the weights, after a running forward. Nothing can be computed afterwards."""
+        ...
 
 
 class Session(Protocol):
@@ -251,8 +253,8 @@ class EngineDrafts:
     guesses: Int64Array
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a draft."""
+    def drafted(self) -> int:
+        """Number of tokens of a draft."""
         return sum(self.widths)
 
     def tree(self, newest: int) -> TokenTree:
@@ -288,8 +290,8 @@ class Outputs:
     logits : float32[R, V], after the softcap; [R, 0] if the path ends before the head
     hidden : float32[R, H], after the final norm; if the path ends before it, the residual stream there
     rows, wanted : number of rows, and of wanted rows, in the whole forward, other sequences included
-    seconds : wall time of the whole forward; their mean, if others followed
-    threads : number of threads that computed it
+    seconds : wall time of the whole forward; of several that followed each other, the mean
+    threads : number of threads that computed the forward
     experts : experts that were read per layer with experts, on average, for all rows of the forward; 0 without experts
     chosen : tokens that followed, by `Rows.continuation`. Their rows are pending as the tree's are, and in `logits` and
         `hidden` too; but where the engine drafted, these have the last row alone
@@ -394,7 +396,7 @@ class TokenTree:
 class DraftStep:
     """The result of one step of a drafter model.
 
-    candidates : int64[C], token ids
+    candidates : int64[C], different token ids; read-only where they are the same in every step
     logits : float32[C], the candidates' logits
     hidden : float32[H], the input of the next step
     """
@@ -545,8 +547,8 @@ def _check_continuation(continuation: MultiStep, target: Target, most: int) -> N
         if not 1 <= count <= most:
             raise ValueError(f"{count} forwards do not fit: at most {most} now")
         return
-    each, widths = 1 + drafting.tokens, drafting.widths
-    if not (0 < drafting.tokens <= MAX_DRAFTED and 0 < count <= MAX_ROUNDS and count * each <= most):
+    each, widths = 1 + drafting.drafted, drafting.widths
+    if not (0 < drafting.drafted <= MAX_DRAFTED and 0 < count <= MAX_ROUNDS and count * each <= most):
         raise ValueError(f"{count} forwards of {each} rows do not fit: at most {most} rows now")
     if not 0 < min(widths) <= max(widths) <= len(drafting.guesses):
         raise ValueError(f"{list(widths)} guesses of a step: between 1 and {len(drafting.guesses)} are possible")

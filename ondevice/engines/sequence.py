@@ -146,6 +146,7 @@ class CachedSequence(ABC):
         self._caches, self._snapshots, self._tokens, self._pending = {}, (), [], None
 
     def check_open(self) -> None:
+        """Raise UsageError if the session was closed."""
         if self._closed:
             raise UsageError("this session is closed: open another")
 

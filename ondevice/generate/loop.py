@@ -436,7 +436,7 @@ def _tree(newest: int, draft: Draft) -> TokenTree:
         return TokenTree.chain([newest, *draft.tokens.tolist()])
     return TokenTree(
         np.concatenate([np.array([newest], np.int64), draft.tokens]),
-        np.concatenate([np.array([-1], np.int64), draft.parents + 1]),
+        np.concatenate([np.array([ROOT], np.int64), draft.parents + 1]),
     )
 
 
@@ -508,8 +508,8 @@ def _round(
     draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: Mapping[RoundPart, float]
 ) -> Round:
     """The report of a decoding round."""
-    forwards = outputs.forwards
-    accepted, last = min(verdict.accepted, len(emitted)) if len(draft) else 0, verdict.path[len(emitted) - 1]
+    forwards, last = outputs.forwards, verdict.path[len(emitted) - 1]
+    accepted = min(verdict.accepted, len(emitted)) if len(draft) else 0
     return Round(
         token_ids=tuple(emitted),
         drafted=len(draft),

@@ -134,10 +134,12 @@ class LookupSettings:
 
     @property
     def least_units(self) -> int:
+        """Fewest units that a row chooses."""
         return max(1, (self.least if self.keys is None else self.keys) // LOOKUP_UNIT)
 
     @property
     def most_units(self) -> int:
+        """Most units that a row chooses."""
         return max(1, (self.most if self.keys is None else self.keys) // LOOKUP_UNIT)
 
 

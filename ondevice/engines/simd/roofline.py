@@ -35,10 +35,14 @@ MIN_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Roofline:
+    """The limits of this machine.
+
+    bandwidth : bytes of memory read per second
+    peak : 8-bit multiplications and additions per second
+    """
+
     bandwidth: float
-    """Memory bandwidth, bytes per second."""
     peak: float
-    """8-bit multiplications and additions per second."""
 
     def seconds(self, bytes_read: float, operations: float) -> float:
         """The least time, in seconds, to read so many bytes and compute so many operations."""

@@ -124,6 +124,7 @@ class ThreadPool:
         return threads
 
     def close(self) -> None:
+        """End the other threads. Call it while no plan runs."""
         for queue in self._queues:
             queue.put(None)
         self._queues = []

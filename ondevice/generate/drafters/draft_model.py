@@ -257,5 +257,6 @@ class DraftModel:
         return tokens * (self._token_s or READ_PRIOR * costs.drafts(self.name, 1)[0])
 
     def close(self) -> None:
+        """Close the engine and all sequences."""
         self.sequences.clear()
         self.engine.close()

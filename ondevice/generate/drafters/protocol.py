@@ -39,7 +39,7 @@ class Drafter(Protocol):
     next.
 
     The order of calls: `begin`, `observe` with the first token, then in each round in which the controller asks this
-    drafter `observe` with the tokens since the last call, `forecast`, and `draft` if it decides to.
+    drafter `observe` with the tokens since the last call, `forecast` (see there), and `draft` if it decides to.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Drafter(Protocol):
         ...
 
     def forecast(self, nodes: int) -> Forecast:
-        """The chances of the next draft, of up to `nodes` tokens. Called in every round, so it must cost next to
-        nothing.
+        """The chances of the next draft, of up to `nodes` tokens. `auto` calls it in every round in which it asks this
+        drafter, so it must cost next to nothing. Other schedules do so only to choose among several drafters.
         """
         ...
 
