@@ -73,7 +73,7 @@ def generate(
     clock = Stopwatch()
     clock.start("forward")
     tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
-    scores: list[TokenLogprob] = []
+    scores, cached = list[TokenLogprob](), session.length
     if prompt_logprobs is None:
         outputs = yield from _prefill(session, tokens, limits, soft)
     else:
@@ -82,7 +82,7 @@ def generate(
         yield Round((), rows=0, seconds=sum(clock.lap().values()), finish_reason="cancelled")
         return
     session.snapshot()
-    prefill = Round((), rows=len(prompt_ids), prompt_logprobs=tuple(scores))
+    prefill = Round((), rows=len(prompt_ids) - cached, prompt_logprobs=tuple(scores))
     if not limits.max_new_tokens:
         yield replace(prefill, seconds=sum(clock.lap().values()), finish_reason="length")
         return
@@ -223,7 +223,8 @@ def _scoring_prefill(
         session.commit(range(len(chunk)))
         limits.on_prefill(session.length, len(tokens))
     assert outputs is not None
-    return replace(outputs, logits=outputs.logits[-1:], hidden=outputs.hidden[-1:])
+    wanted = outputs.wanted - len(outputs.logits) + 1  # as in a prefill, of the last row alone
+    return replace(outputs, logits=outputs.logits[-1:], hidden=outputs.hidden[-1:], wanted=wanted)
 
 
 # Drafting.

@@ -12,12 +12,12 @@ import pytest
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import Controller, FixedLength, HeuristicLength
+from ondevice.generate.controller import Controller, FixedLength, HeuristicLength, RoundPlan
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.generate.loop import _prefill, generate, run
 from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
-from ondevice.generate.sampling.sampler import Sampler
+from ondevice.generate.sampling.sampler import Logprobs, Sampler
 from ondevice.generate.stats import Round
 from tests.fixtures.toy_engine import VOCAB, Clock, ToyEngine, ToySession, logits_after
 
@@ -109,6 +109,37 @@ def test_the_controller_learns_from_every_round() -> None:
         engine.open_session(), PROMPT, Sampler(GREEDY), Limits(30), drafters=drafters, controller=controller
     )
     assert [this.drafted for this in run(loop, alone(engine))] == [0, 4, 6, 8, 7]
+
+
+@pytest.mark.parametrize("cached", [0, 1, 4])
+def test_the_rows_of_a_prefill_are_those_that_it_runs(cached: int) -> None:
+    session = ToyEngine().open_session()
+    if cached:
+        session.engine.forward([Rows(session, TokenTree.chain(PROMPT[:cached]), [0])])
+        session.commit(range(cached))
+    (first,) = run(generate(session, PROMPT, Sampler(GREEDY), Limits(1)), alone(session.engine))
+    assert (first.rows, len(first.token_ids)) == (len(PROMPT) - cached, 1)
+
+
+def test_the_rows_of_a_scored_prompt_are_no_other_sequences() -> None:
+    class Noting(FixedLength):
+        def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> RoundPlan:
+            noted.append(other_rows)
+            return super().plan(drafters, limit, other_rows)
+
+    noted: list[int] = []
+    engine = ToyEngine()
+    loop = generate(
+        engine.open_session(),
+        PROMPT,
+        Sampler(GREEDY),
+        Limits(12),
+        drafters=[Guesser(1.0)],
+        controller=Noting(Costs(), 2),
+        prompt_logprobs=Logprobs(),
+    )
+    assert len(list(run(loop, alone(engine)))) > 2
+    assert set(noted) == {0}
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 7])
