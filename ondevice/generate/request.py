@@ -96,7 +96,7 @@ class Limits:
 
     max_new_tokens : tokens to generate at most; 0 only reads the prompt
     stop_ids : token ids that end the reply; the stop token is emitted
-    cancelled : called before every forward; True ends the generation
+    cancelled : called before every call of the engine; True ends the generation
     on_prefill : called after every prefill chunk with the prompt's tokens done so far and their total
     """
 
@@ -177,7 +177,7 @@ class Constraint(Protocol):
         """Append emitted tokens to the reply.
 
         Returns:
-            How many of them belong to the reply, which may end before the last one.
+            How many of them belong to the reply, at least one: it may end before the last one.
         """
         ...
 
