@@ -186,7 +186,7 @@ class Sampler:
             return [Guess(forced, 1.0)]
         scores, adjust, masks = logits, self._adjustments, self._masks
         if adjust:
-            before = [*context, *path]
+            before = [*context, *path] if adjust.read_context else ()
             scores = adjust.row(scores, before) if candidates is None else adjust.some(scores, candidates, before)
         if masks is not None and candidates is None:
             scores = masks.row(scores, context, path)
@@ -222,7 +222,8 @@ class Sampler:
         """The logits after adjustments, processors and constraint."""
         scores = logits
         if self._adjustments or self.processors:
-            scores = self._changed(logits, [*context, *path])
+            reads = self._adjustments.read_context or self.processors
+            scores = self._changed(logits, [*context, *path] if reads else ())
         return scores if self._masks is None else self._masks.row(scores, context, path)
 
     def _changed(self, logits: Float32Array, tokens_before: Sequence[int]) -> Float32Array:

@@ -1,5 +1,6 @@
 """Biases and penalties change logits in a whole row and among a drafter's candidates alike."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,17 @@ def test_the_biases_of_candidates() -> None:
 def test_a_guess_depends_on_the_text_by_penalties_alone() -> None:
     assert not Sampler(SamplingOptions(logit_bias={7: 2.5}), suppressed=[5]).reads_text
     assert Sampler(SamplingOptions(presence_penalty=0.5)).reads_text
+
+
+def test_biases_alone_never_read_the_text() -> None:
+    class Unread(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("a long context was copied")
+
+    sampler, tokens = Sampler(SamplingOptions(temperature=0.0, logit_bias={7: 100.0}), suppressed=[5]), np.arange(VOCAB)
+    assert sampler.choose(logits(), Unread(CONTEXT)) == 7
+    for candidates in (None, tokens):
+        assert sampler.guess(logits(), candidates, Unread(CONTEXT), Unread())[0].token == 7
 
 
 def test_nothing_is_changed_where_nothing_was_asked_for() -> None:
