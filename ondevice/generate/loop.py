@@ -10,7 +10,8 @@ round, then the helpers. What is accepted is decided in `verify`, how much to dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -466,7 +467,7 @@ def _rounds(
     verdict: Verdict,
     emitted: Sequence[int],
     outputs: Outputs,
-    seconds: Mapping[RoundPart, float],
+    seconds: defaultdict[RoundPart, float],
     *,
     source: str,
 ) -> list[Round]:
@@ -506,7 +507,7 @@ def _rounds(
 
 
 def _round(
-    draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: Mapping[RoundPart, float]
+    draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: defaultdict[RoundPart, float]
 ) -> Round:
     """The report of a decoding round."""
     forwards, last = outputs.forwards, verdict.path[len(emitted) - 1]

@@ -64,7 +64,7 @@ class Stopwatch:
         self._seconds[part] += seconds
 
     def lap(self) -> defaultdict[RoundPart, float]:
-        """Stop. Returns the seconds by part since the last lap."""
+        """Stop. Returns the seconds by part since the last lap, 0.0 for parts that there were not."""
         self.stop()
         seconds, self._seconds = self._seconds, defaultdict(float)
         return seconds
