@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.against is not None:
         if any(given is not None for given in (args.prompts, args.limit, args.drafter)):
-            raise UsageError("--against runs a text, not prompts with drafters: leave --prompts, --limit and --drafter out")
+            raise UsageError(
+                "--against runs a text, not prompts with drafters: leave --prompts, --limit and --drafter out"
+            )
         return compare(args)
     if args.text is not None:
         raise UsageError("--text is for --against: add it, or name prompts with --prompts")
