@@ -12,7 +12,7 @@ from ondevice.errors import BundleCorruptError, CheckpointError, reason
 from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.checkpoint.json_fields import read_json
-from ondevice_export.checkpoint.source import TOOL_TEMPLATE, Note
+from ondevice_export.checkpoint.source import SPECIAL_TOKENS_MAP, TOOL_TEMPLATE, Note
 from ondevice_export.response_templates import known_template
 
 
@@ -76,10 +76,13 @@ def adds_bos(source: Path, tokenizer: Tokenizer | None, bos: int | None, *, defa
 def special_tokens(source: Path) -> dict[str, str | None]:
     """Texts of the special tokens that chat templates write, as `tokenizer_config.json` names them.
 
-    There a token is a string, null, or an object with its `content`. Names that the file has not are absent.
+    There a token is a string, null, or an object with its `content`. Names that the file has not are absent. In
+    checkpoints of before `added_tokens_decoder` the names of `special_tokens_map.json` count more, as in transformers.
     """
-    path = source / "tokenizer_config.json"
+    path, older = source / "tokenizer_config.json", source / SPECIAL_TOKENS_MAP
     given = read_json(path) if path.is_file() else {}
+    if "added_tokens_decoder" not in given and older.is_file():
+        given |= read_json(older)
     named = {name: given[name] for name in SPECIAL_TOKENS if name in given}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}

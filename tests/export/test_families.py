@@ -96,6 +96,7 @@ def test_a_tied_embedding_may_be_saved_as_the_head(kept: str, tmp_path: Path) ->
         ("llama2", {"use_sliding_window": True, "sliding_window": WINDOW}),
         ("llama2", {"hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 2.0}),
         ("qwen3", {"no_rope_layer_interval": 2}),
+        ("qwen3", {"no_rope_layers": [1, 0, 1]}),
     ],
 )
 def test_fields_that_a_class_does_not_have_change_nothing(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
@@ -208,6 +209,25 @@ def test_both_spellings_of_rope_side_by_side_may_agree() -> None:
     both = {"rope_parameters": newer, "rope_scaling": {"type": "linear", "factor": 2.0}}
     expected = families.read_target({**CONFIG, "rope_parameters": newer}, "config.json").target
     assert families.read_target({**CONFIG, **both}, "config.json").target == expected
+
+
+def test_null_in_truncate_is_false() -> None:
+    parameters = {**ROPES[4], "rope_theta": 10_000.0}
+    config = {**CONFIG, "max_position_embeddings": 16_384}
+    null, false, absent = (
+        families.read_target({**config, "rope_parameters": {**parameters, **own}}, "config.json").target
+        for own in ({"truncate": None}, {"truncate": False}, dict[str, bool]())
+    )
+    assert null == false != absent
+
+
+def test_one_rotation_for_gemma_3_is_refused() -> None:
+    """transformers takes its defaults for both kinds of layers, whatever the parameters say."""
+    fields = {**CONFIG, "architectures": ["Gemma3ForCausalLM"], "num_attention_heads": 4}
+    families.read_target(fields, "config.json")
+    flat = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+    with pytest.raises(CheckpointError, match="rope_parameters names neither full_attention nor sliding_attention"):
+        families.read_target({**fields, "rope_parameters": flat}, "config.json")
 
 
 @pytest.mark.parametrize(

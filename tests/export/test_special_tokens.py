@@ -68,6 +68,21 @@ def test_templates_write_the_tokens_that_the_tokenizer_names(
     assert list(TextCodec(Bundle.open(bundle)).encode(CHAT, 256)) == list(expected)
 
 
+@pytest.mark.parametrize("decoder", [{}, {"added_tokens_decoder": {}}])
+@pytest.mark.parametrize("end", ["<|end|>", {"content": "<|end|>", "special": True}])
+def test_older_checkpoints_name_their_tokens_in_a_file_of_its_own(
+    end: Any, decoder: dict[str, Any], tmp_path: Path
+) -> None:
+    """`special_tokens_map.json` counts more than `tokenizer_config.json`, unless that has `added_tokens_decoder`."""
+    save_chat_model(tmp_path / "model", {**NAMED, **decoder}, "</s>", "<s>")
+    (tmp_path / "model" / "special_tokens_map.json").write_text(json.dumps({"eos_token": end}))
+    bundle = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8"))
+    original = AutoTokenizer.from_pretrained(tmp_path / "model")
+    expected = original.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True)["input_ids"]
+    assert list(TextCodec(bundle).encode(CHAT, 256)) == list(expected)
+    assert bundle.manifest.special_tokens["eos_token"] == original.eos_token == ("</s>" if decoder else "<|end|>")
+
+
 @pytest.mark.parametrize("files", [False, True])
 def test_a_template_for_tools_is_taken_where_there_are_tools(files: bool, tmp_path: Path) -> None:
     """As in Hermes 2 and 3, and Command R: the field lists named templates, which transformers 5 saves as files."""

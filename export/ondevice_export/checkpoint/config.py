@@ -5,7 +5,7 @@ presents its metadata as such a mapping.
 
     layer_types          one of `full_attention` and `sliding_attention` for every layer
     rope_parameters      for each of these, its `rope_type`, `rope_theta` and what the type needs
-    no_rope_layers       for every layer 1, or 0 if it does not rotate; only if one does not
+    no_rope_layers       for every layer 1, or 0 if it does not rotate; only of classes that have such layers
     hidden_activation    the activation, with its older names
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already
@@ -84,6 +84,8 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     fields = JsonFields(found, text.origin)
     if "no_rope_layers" in found or "no_rope_layer_interval" in found:
         found["no_rope_layers"] = _no_rope_layers(fields)
+    if "no_rope_layer_interval" not in defaults:  # classes without the one ignore the other too
+        found.pop("no_rope_layers", None)
     found["layer_types"] = _layer_types(fields)
     found["rope_parameters"] = _rope_parameters(fields)
     return found
@@ -136,6 +138,10 @@ def _rope_parameters(fields: JsonFields) -> dict[str, Any]:
         raise CheckpointError(f"{fields.origin}: rope_scaling differs from rope_parameters, where its fields belong")
     if FULL in given or SLIDING in given:
         own = {kind: dict(fields.mapping("rope_parameters", {}).mapping(kind, {}).data) for kind in (FULL, SLIDING)}
+    elif given and "rope_local_base_freq" in fields.data:  # transformers takes its own defaults then
+        raise CheckpointError(
+            f"{fields.origin}: rope_parameters names neither {FULL} nor {SLIDING}: move its fields there"
+        )
     else:
         flat = {**scaling, **given}
         if _ORIGINAL in fields.data:  # this one counts for transformers, whatever is inside
@@ -143,6 +149,8 @@ def _rope_parameters(fields: JsonFields) -> dict[str, Any]:
         own = {FULL: flat, SLIDING: {} if "rope_local_base_freq" in fields.data else dict(flat)}
     thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     for kind, parameters in own.items():
+        if "truncate" in parameters:  # the one field of which null is not its default
+            parameters["truncate"] = parameters["truncate"] or False
         for name in [name for name, value in parameters.items() if value is None]:
             del parameters[name]
         parameters.setdefault("rope_type", parameters.get("type", "default"))

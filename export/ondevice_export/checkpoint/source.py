@@ -16,11 +16,15 @@ Note = Callable[[str], None]
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """The chat template for tools, where it is a file of its own."""
 
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+"""The special tokens of older checkpoints, by name."""
+
 _PATTERNS = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    SPECIAL_TOKENS_MAP,
     "chat_template.jinja",
     TOOL_TEMPLATE,
     "*.safetensors",

@@ -173,8 +173,29 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
         return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
         context = metadata.integer("rope.scaling.original_context_length", 0)
-        return {**rope, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
+        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
+        return {**rope, **yarn, **_yarn_bounds(metadata)}
     raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} is not supported")
+
+
+_OTHER_YARN = {"yarn_attn_factor": (1.0,), "yarn_ext_factor": (1.0, -1.0), "yarn_log_multiplier": (0.0,)}
+"""Fields of yarn that are not computed with, and their values that change nothing."""
+
+
+def _yarn_bounds(metadata: Metadata) -> dict[str, float]:
+    """The two numbers of turns between which yarn interpolates, where the file has them.
+
+    llama.cpp's Llama, Qwen2 and Qwen3 read none of yarn's further fields, though its conversion writes them: the model
+    was trained with them.
+    """
+    for name, plain in _OTHER_YARN.items():
+        value = metadata.data.get(f"rope.scaling.{name}", plain[0])
+        if not isinstance(value, int | float) or value not in plain:
+            raise CheckpointError(
+                f"{metadata.origin}: rope.scaling.{name} {value!r:.99} is not supported: export the original checkpoint"
+            )
+    found = {name: metadata.positive(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _dense(metadata: Metadata) -> dict[str, Any]:

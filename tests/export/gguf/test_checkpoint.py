@@ -14,6 +14,7 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 
 from ondevice.errors import CheckpointError
+from ondevice_export.families import read_target
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from tests.export.gguf.files_made import CONTEXT, WINDOW, gemma4_divisors, random_model, state_of, write_gguf
 from tests.fixtures.published import published
@@ -181,6 +182,23 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
         assert (found["rope_type"], found["factor"], found["original_max_position_embeddings"]) == ("yarn", 4.0, 64)
 
 
+def test_yarn_between_bounds_of_its_own(tmp_path: Path) -> None:
+    """The conversion writes them beside the fields that every architecture reads."""
+    path, bounds = tmp_path / "model.gguf", {"beta_fast": 4.0, "beta_slow": 0.5}
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 64}
+    model = _llama(rope_parameters={**rope, **bounds})
+    _written(path, "llama", model).close()
+    named = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "yarn_attn_factor": 1.0}
+    fields = {**named, **{f"yarn_{name}": value for name, value in bounds.items()}}
+    _rewrite(path, {f"llama.rope.scaling.{name}": value for name, value in fields.items()})
+    with GgufCheckpoint(path) as checkpoint:
+        [found] = read_target(checkpoint.config, "model.gguf").target.frequencies()
+    np.testing.assert_allclose(found, model.model.rotary_emb.inv_freq.numpy(), rtol=2e-6)
+
+
+_YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 64}
+
+
 @pytest.mark.parametrize(
     "named",
     [
@@ -219,6 +237,9 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
     ("said", "change"),
     [
         ("attn_factor is not supported", {"llama.rope.scaling.attn_factor": 0.5}),
+        ("yarn_attn_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_attn_factor": 0.5}),
+        ("yarn_ext_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_ext_factor": 0.5}),
+        ("yarn_log_multiplier .* is not supported", {**_YARN, "llama.rope.scaling.yarn_log_multiplier": [1, 2]}),
         ("architecture 'phi3'", {"general.architecture": "phi3"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
         ("experts are not supported", {"llama.expert_count": 8}),
