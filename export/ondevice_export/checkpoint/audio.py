@@ -33,6 +33,9 @@ TOWER = tuple(PREFIX + name for name in AUDIO)
 RELATIVE, PER_DIM_SCALE = "self_attn.relative_k_proj.weight", "self_attn.per_dim_scale"
 """Tensors of a layer from which a bundle's relative keys and query scale are computed."""
 
+FAR = 1e6
+"""A limit of activations, and a score of masked keys, as far from 0 as this change no sum; defaults: 1e10, -1e9."""
+
 NORM_EPS = 1e-6
 """Some norms of the reference have this constant whatever the configuration says."""
 
@@ -105,6 +108,13 @@ def _conformer(fields: JsonFields, tokens: Mapping[str, int]) -> AudioEntry:
     for name, only in (("hidden_act", "silu"), ("attention_context_right", 0), ("rms_norm_eps", NORM_EPS)):
         if (value := fields.data.get(name, only)) != only:
             raise CheckpointError(f"{fields.origin}: {name} {value!r:.99} is not supported")
+    for name in ("gradient_clipping", "attention_invalid_logits_value"):
+        value = fields.data.get(name, 1e10)
+        if not isinstance(value, int | float) or abs(value) < FAR:
+            raise CheckpointError(
+                f"{fields.origin}: {name} {value!r:.99} is not supported, only as far from 0 as {FAR:.0f}: "
+                "--text-only exports the text model alone"
+            )
     channels = fields.data.get("subsampling_conv_channels", [128, 32])
     if not (isinstance(channels, list) and len(channels) == 2 and all(type(each) is int for each in channels)):
         raise CheckpointError(f"{fields.origin}: subsampling_conv_channels {channels!r:.99} is not supported")

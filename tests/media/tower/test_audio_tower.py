@@ -94,6 +94,8 @@ def test_text_only_leaves_both_towers_out(checkpoints: dict[str, Path], tmp_path
     [
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"attention_context_right": 1}, "attention_context_right 1 is not supported"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping 0.5 is not supported.*--text-only"),
+        ({"attention_invalid_logits_value": -5.0}, "attention_invalid_logits_value -5.0 is not supported"),
         ({"attention_chunk_size": 5}, "blocks of 5 rows that see 4"),
         ({"subsampling_conv_channels": [16]}, "subsampling_conv_channels"),
         ({"num_hidden_layers": 1}, "has no place in the audio tower"),
