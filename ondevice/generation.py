@@ -278,6 +278,8 @@ class AsyncGeneration(AsyncIterator[Step]):
             return step
         if step is None:
             raise StopAsyncIteration
+        if isinstance(step, StopAsyncIteration):  # it would end an `async for` in silence
+            raise RuntimeError("generation raised StopAsyncIteration") from step
         raise step
 
     async def _take(self) -> Step | BaseException | None:

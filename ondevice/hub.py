@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -180,12 +180,18 @@ class Destination:
         self.unfinished.mkdir(parents=True, exist_ok=True)
         handle = None if sys.platform == "win32" else os.open(self.unfinished, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if handle is not None and lock(handle) is False:
+            if handle is not None and (lock(handle) is False or not self._has(handle)):
                 raise UsageError(f"another process downloads {self.name}: wait until it ends")
             yield self.unfinished
         finally:
             if handle is not None:
                 os.close(handle)
+
+    def _has(self, handle: int) -> bool:
+        """Whether an open directory is still `unfinished`: another process may have renamed it before it was locked."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(handle), self.unfinished.stat())
+        return False
 
     def keep_only(self, manifest: Manifest) -> None:
         """Delete files that an earlier run downloaded and that this manifest does not list."""

@@ -12,6 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -158,24 +159,23 @@ def load(
 
     codec = TextCodec(opened)  # before the weights: parsing a tokenizer of 33 MB takes 0.3 GB for a moment
     target = open_one(opened, on_prepare, context_length)
-    model = Model(
-        opened,
-        target,
-        count,
-        perf_counter() - started,
-        max_sequences=max_sequences,
-        cache_bytes=cache_bytes,
-        media_cache_bytes=media_cache_bytes,
-        costs_file=_costs_file(opened, target, attention, count),
-        open_draft=open_draft,
-        codec=codec,
-    )
-    try:
+    with ExitStack() as undone:
+        undone.callback(target.close)
+        model = Model(
+            opened,
+            target,
+            count,
+            max_sequences=max_sequences,
+            cache_bytes=cache_bytes,
+            media_cache_bytes=media_cache_bytes,
+            costs_file=_costs_file(opened, target, attention, count),
+            open_draft=open_draft,
+            codec=codec,
+        )
+        undone.callback(model.close)
         if drafter is not None:
             model.draft_with(drafter, on_prepare)
-    except BaseException:
-        model.close()
-        raise
+        undone.pop_all()
     model.load_s = perf_counter() - started
     return model
 

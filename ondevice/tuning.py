@@ -7,6 +7,7 @@ found into the bundle's directory, where the `self` drafter reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from time import perf_counter
 from typing import Any
 
@@ -68,15 +69,12 @@ class Tuning:
         """
         started = perf_counter()
         known = self._memory.read(self._memory.tuned_files) or SkipRecord()
-        samples = self._samples(prompts)
-        try:
+        with ExitStack() as opened:
+            samples = self._samples(prompts, opened)
             free = frozenset(self._free)
             costs = costs_of([timing() for timing in samples[0].timings(free, REPEATS)], free)
             search = SkipSearch(self._free, costs, known.tried)
             self._search(search, samples, started, seconds, on_tune)
-        finally:
-            for sample in samples:
-                sample.close()
         return facts_of(search.record())
 
     def where(self) -> str:
@@ -99,13 +97,13 @@ class Tuning:
         finally:
             self._memory.write(self._memory.tuned_files, search.record())
 
-    def _samples(self, prompts: Sequence[Prompt]) -> list[SkipSample]:
-        """For each prompt, a sample with the beginning of the model's greedy reply to it."""
+    def _samples(self, prompts: Sequence[Prompt], opened: ExitStack) -> list[SkipSample]:
+        """For each prompt, a sample with the beginning of the model's greedy reply to it. `opened` closes them."""
         engine, samples = self._model.engine, []
         for prompt in prompts:
             ids = self._model.encode(prompt)
             reply = self._model.generate(prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.0)
-            session = engine.open_session()
+            session = opened.enter_context(closing(engine.open_session()))
             while session.length < len(ids):
                 chunk = ids[session.length : session.length + session.max_rows()]
                 engine.forward([Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])])
@@ -113,8 +111,6 @@ class Tuning:
             tokens = list(reply.token_ids)[: session.max_rows()]
             if len(tokens) >= MIN_SAMPLE_TOKENS:
                 samples.append(SkipSample(engine, session, tokens))
-            else:
-                session.close()
         if not samples:
             raise UsageError(
                 f"no reply has {MIN_SAMPLE_TOKENS} tokens to compare drafts with: give other prompts with --prompts"

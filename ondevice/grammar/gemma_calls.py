@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from ondevice.errors import GrammarError, shown
 from ondevice.grammar.complaints import is_readable
@@ -197,9 +198,10 @@ class CallRules:
         if known not in self._references:
             schema = self._root
             try:
-                for part in str(reference).removeprefix("#").split("/")[1:]:
-                    schema = schema[part.replace("~1", "/").replace("~0", "~")]
-            except (KeyError, TypeError) as error:
+                for part in unquote(str(reference)).removeprefix("#").split("/")[1:]:
+                    name = part.replace("~1", "/").replace("~0", "~")
+                    schema = schema[int(name) if isinstance(schema, list) else name]
+            except (LookupError, TypeError, ValueError) as error:
                 raise GrammarError(f"a tool's parameters have no {shown(reference)}, which $ref names") from error
             self._references[known] = name = self._rule("")  # the rule may refer to itself
             self._rules[name] = described(schema)

@@ -27,6 +27,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with a message's thoughts, in order of precedence."""
 
+READ_THOUGHTS = ("reasoning_content", "thinking")
+"""Those that templates read."""
 
 FUNCTION_NAME = re.compile(r"[\w.-]{1,128}")
 """Names that a function may have: those that the APIs of OpenAI and Anthropic allow, and what the parser of Gemma 4's
@@ -117,7 +119,8 @@ class ChatOptions:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as plain JSON for a template: arguments of tool calls as mappings, thoughts by all of their names.
+    """The messages as plain JSON for a template: arguments of tool calls as mappings, thoughts by both names that
+    templates read.
 
     Raises:
         PromptError: a message is malformed; the error names it, counted from 1.
@@ -234,7 +237,8 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
         raise PromptError(f"{place} answers the tool call {shown(answered, 60)}, which no message before it makes")
     # As in transformers: some templates read one name, some another.
     thoughts = next((made[name] for name in THOUGHTS if made.get(name) is not None), None)
-    return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
+    missing = [name for name in READ_THOUGHTS if made.get(name) is None]
+    return made if thoughts is None else {**made, **dict.fromkeys(missing, thoughts)}
 
 
 def _check_content(message: Message, place: str) -> None:

@@ -105,7 +105,7 @@ def _read(path: Path, as_chat: bool) -> list[Prompt]:
 def _parse(line: str, place: str, as_chat: bool) -> Prompt:
     try:
         entry: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{place} is not valid JSON: {error}") from error
     if isinstance(entry, dict):
         if isinstance(prompt := entry.get("prompt"), str) and prompt.strip():

@@ -70,6 +70,9 @@ REMOVED_METHODS = frozenset({
 })  # fmt: skip
 """The same among the methods of texts, numbers, dictionaries and their views."""
 
+FIELD = re.compile(r"(?s)(?P<star>%(?:\(|[-+ #0]*+(?:\d*+\.)?+\*))|%[-+ #0]*+\d*+(?:\.\d*+)?+[hlL]?.")
+"""A field of `%`, as Python reads them; `star`: its width or precision is a star, or may be one behind a name."""
+
 SCOPES = ("_loop_vars", "_block_vars")
 """Arguments that jinja2 adds to a call inside a loop or a block: the variables there."""
 
@@ -253,7 +256,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return call
 
     def _check_percent(self, form: str, values: Any) -> None:
-        if "*" in form:
+        if "*" in form and any(field["star"] for field in FIELD.finditer(form)):
             raise TemplateLimitError("it formats with a width that is a value")
         self._spend_format(form, "%", values)
 

@@ -27,6 +27,7 @@ from ondevice.errors import (
     UnsupportedBundleError,
     UsageError,
 )
+from ondevice.files import lock
 from ondevice.hub import Destination
 from tests.conftest import ROOT
 from tests.fixtures.hub import serving
@@ -286,6 +287,20 @@ def test_what_is_no_name(hub, name):
 def test_one_process_fetches_at_a_time(hub, home):
     with Destination("toy").lock(), pytest.raises(UsageError, match="another process"):
         ondevice.pull(REPOSITORY)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
+def test_a_process_that_ends_in_the_moment_of_the_lock_is_another_one(hub, home, monkeypatch):
+    """Its directory has the final name by then, and the one of the first name would be nobody's."""
+
+    def late(handle):
+        (home / ".toy.fetching").rename(home / "toy")
+        return lock(handle)
+
+    monkeypatch.setattr(pulling, "lock", late)
+    with pytest.raises(UsageError, match="another process"):
+        ondevice.pull(REPOSITORY)
+    assert [path.name for path in home.iterdir()] == ["toy"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")

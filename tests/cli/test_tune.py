@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any, Unpack
 
 import pytest
 
+import ondevice
+from ondevice import GenerationKeywords, Prompt, Reply, Session
 from ondevice.bundle import SKIPPED_LAYERS
 from ondevice.cli.main import main
 from ondevice.engines.layer_path import SkipRecord
+from ondevice.errors import PromptError
 from ondevice.generate.drafters.skip_search import SkipSearch
+from ondevice.tuning import Tuning
 
 
 @pytest.fixture
@@ -54,6 +59,28 @@ def test_ctrl_c_keeps_the_best_so_far(
     assert tune(bundle, "--json") == 130
     assert json.loads(capsys.readouterr().out)["tried"] == 8
     assert len(json.loads((bundle / SKIPPED_LAYERS).read_text())["tried"]) >= 8
+
+
+def test_no_sequence_stays_open_where_a_prompt_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    with ondevice.load(bundle, engine="simd", threads=1) as model:
+        real = model.generate
+
+        def generate(prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Reply:
+            reply = real(prompt, **options)
+            monkeypatch.setattr(model.engine, "open_session", counted)  # from now on: not those of generations
+            return reply
+
+        def counted() -> Session:
+            monkeypatch.undo()
+            monkeypatch.setattr(model, "generate", generate)
+            opened.append(model.engine.open_session())
+            return opened[-1]
+
+        monkeypatch.setattr(model, "generate", generate)
+        with pytest.raises(PromptError):
+            Tuning(model).run(["def f(n):", [-1]], 1.0, lambda facts, seconds: None)
+    assert [session.closed for session in opened] == [True]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -121,6 +122,18 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         },
         ["{tree:{left:{left:{n:1}},n:2}}"],
         ["{tree:{left:1}}"],
+    ),
+    (  # as zod-to-json-schema refers to a schema that it has written before
+        {
+            "properties": {
+                "a": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "b": {"$ref": "#/properties/a/anyOf/0"},
+                "c": {"$ref": "#/$defs/x%20%C3%A9"},
+            },
+            "$defs": {"x é": {"type": "boolean"}},
+        },
+        ["{b:1}", "{c:true}"],
+        ["{b:null}", "{c:1}"],
     ),
     (
         {
@@ -323,6 +336,8 @@ def test_a_schema_that_is_nested_too_deep_is_named(made: Compiler) -> None:
         matcher(made, tool_choice="auto", tools=[function({"properties": {"a": deep}})])
 
 
-def test_a_reference_that_leads_nowhere_is_named(made: Compiler) -> None:
-    with pytest.raises(GrammarError, match=r"no '#/\$defs/gone', which"):
-        matcher(made, tool_choice="auto", tools=[function({"properties": {"a": {"$ref": "#/$defs/gone"}}})])
+@pytest.mark.parametrize("reference", ["#/$defs/gone", "#/required/1", "#/required/a", "#/title/0"])
+def test_a_reference_that_leads_nowhere_is_named(made: Compiler, reference: str) -> None:
+    parameters = {"title": "x", "required": ["a"], "properties": {"a": {"$ref": reference}}}
+    with pytest.raises(GrammarError, match=f"no {re.escape(repr(reference))}, which"):
+        matcher(made, tool_choice="auto", tools=[function(parameters)])

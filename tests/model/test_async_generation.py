@@ -117,6 +117,20 @@ def test_what_goes_wrong_is_raised_where_it_is_awaited(tmp_path):
             model.astream("abc", temperature=-1)
 
 
+def test_the_end_of_another_iterator_is_no_end_of_the_steps(toy):
+    """A logits processor may raise it by mistake; it would look like the end of the reply."""
+
+    def fail(logits, context):
+        raise StopAsyncIteration
+
+    async def read():
+        return [step async for step in toy.astream("abc", logits_processors=[fail])]
+
+    with pytest.raises(RuntimeError, match="raised StopAsyncIteration"):
+        asyncio.run(read())
+    assert readers() == []
+
+
 def test_tasks_that_share_one_all_end(slow):
     """Tasks that wait for a step when another one closes it, or reads the last step."""
 

@@ -21,7 +21,7 @@ from ondevice.engines.choice import EngineName
 from ondevice.engines.protocol import Outputs, Rows
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
-from ondevice.options import GenerationKeywords
+from ondevice.options import GenerationDefaults, GenerationKeywords
 from tests.conftest import ENGINES
 
 PROMPT = "def add(a, b):"
@@ -370,6 +370,22 @@ def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) ->
     for thread in own:
         thread.join(timeout=300)
         assert not thread.is_alive()
+
+
+def test_a_load_that_fails_leaves_no_threads(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the error is kept, and with it the frames of the call."""
+
+    def fail(path: Path | None, vocab_size: int) -> GenerationDefaults:
+        raise BundleCorruptError("generation_config.json makes no sense")
+
+    monkeypatch.setattr(GenerationDefaults, "read", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(BundleCorruptError, match="makes no sense") as caught:
+        ondevice.load(reference_bundle, threads=2, engine="simd")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert caught.tb
 
 
 @pytest.mark.parametrize("engine", ENGINES)

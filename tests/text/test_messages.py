@@ -95,6 +95,9 @@ def test_thoughts_go_by_all_their_names():
     for name in ("reasoning_content", "reasoning", "thinking"):
         [_, said] = plain_messages([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", name: "z"}])
         assert said["reasoning_content"] == said["thinking"] == "z"
+    given = {"role": "assistant", "content": "y", "thinking": None, "reasoning_content": None, "reasoning": "z"}
+    [said] = plain_messages([given])
+    assert said["reasoning_content"] == said["thinking"] == "z"
 
 
 USER = {"role": "user", "content": "x"}

@@ -69,6 +69,7 @@ def test_plain_lines(write):
         ("\n \n", "holds no prompts"),
         (b"ab\xff\n", "not UTF-8 text .byte 2."),
         ('{"prompt": "a"}\nplain\n', "line 2 is not valid JSON"),
+        ('{"prompt": ' + "[" * 100_000, "line 1 is not valid JSON"),
         ('{"text": "a"}\n', "line 1 is no prompt"),
         ('{"prompt": ""}\n', "line 1 is no prompt"),
         ('{"turns": []}\n', "line 1 is no prompt"),
