@@ -161,6 +161,7 @@ class Destination:
 
     @property
     def is_taken(self) -> bool:
+        """Whether anything has the bundle's name."""
         return self.path.exists() or self.path.is_symlink()
 
     def has(self, manifest: Manifest) -> bool:
@@ -180,14 +181,14 @@ class Destination:
         self.unfinished.mkdir(parents=True, exist_ok=True)
         handle = None if sys.platform == "win32" else os.open(self.unfinished, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if handle is not None and (lock(handle) is False or not self._has(handle)):
+            if handle is not None and (lock(handle) is False or not self._is_here(handle)):
                 raise UsageError(f"another process downloads {self.name}: wait until it ends")
             yield self.unfinished
         finally:
             if handle is not None:
                 os.close(handle)
 
-    def _has(self, handle: int) -> bool:
+    def _is_here(self, handle: int) -> bool:
         """Whether an open directory is still `unfinished`: another process may have renamed it before it was locked."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(handle), self.unfinished.stat())

@@ -85,6 +85,7 @@ class AudioEntry:
 
     @property
     def head_dim(self) -> int:
+        """Numbers of a head's query, key or value."""
         return self.hidden_size // self.query_heads
 
 

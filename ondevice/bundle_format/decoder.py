@@ -68,6 +68,7 @@ class Attention:
 
     @property
     def kind(self) -> AttentionKind:
+        """Sliding attention has a window."""
         return "full" if self.window is None else "sliding"
 
     @property
@@ -136,10 +137,12 @@ class Layer:
 
     @property
     def attention(self) -> Attention:
+        """The layer's attention, of which every layer has one."""
         return next(block.body for block in self.blocks if isinstance(block.body, Attention))
 
     @property
     def feed_forward(self) -> FeedForward:
+        """The layer's feed-forward part, of which every layer has one."""
         return next(block.body for block in self.blocks if isinstance(block.body, FeedForward))
 
 

@@ -98,16 +98,20 @@ TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidate
 
 
 def mask(kind: AttentionKind) -> str:
+    """The name of the input that says to which cache rows of a kind of attention each row attends."""
     return f"{kind}.mask"
 
 
 def write_index(kind: AttentionKind) -> str:
+    """The name of the input with the first cache row to write of a kind of attention."""
     return f"{kind}.write_index"
 
 
 def past(layer: int, part: Part) -> str:
+    """The name of the input with a part of a layer's cache."""
     return f"past.{layer}.{part}"
 
 
 def present(layer: int, part: Part) -> str:
+    """The name of the output with a part of a layer's cache, new rows included."""
     return f"present.{layer}.{part}"

@@ -46,6 +46,7 @@ class Interface(NamedTuple):
 
 
 def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
+    """Inputs and outputs of the target's graph; soft rows only in a bundle with a tower."""
     rows, hidden = TensorSignature("int64", ("T",)), target.hidden_size
     inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: TensorSignature("int64", ("R",))}
     inputs |= {graph_io.write_index(kind): TensorSignature("int64", (1,)) for kind in target.kinds}
@@ -64,6 +65,7 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
 
 
 def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
+    """Inputs and outputs of the MTP drafter's graph, which reads caches of the target."""
     one, row = TensorSignature("int64", (1,)), TensorSignature("float32", (1, target.hidden_size))
     inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
     inputs |= {graph_io.mask(kind): TensorSignature("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
@@ -84,6 +86,7 @@ def _cache(target: Target, index: int) -> TensorSignature:
 
 
 def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
+    """Inputs and outputs of a graph of heads."""
     scored = heads.offsets, heads.candidates
     outputs = {
         graph_io.CANDIDATES: TensorSignature("int64", scored),
@@ -93,11 +96,13 @@ def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
 
 
 def vision_interface(vision: VisionEntry, target: Target) -> Interface:
+    """Inputs and outputs of the vision tower's graph."""
     place, patches = TensorSignature("int64", ("N",)), TensorSignature("float32", ("N", 3 * vision.patch**2))
     inputs = {graph_io.PATCHES: patches, graph_io.COLUMN: place, graph_io.ROW: place}
     return Interface(inputs, {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", target.hidden_size))})
 
 
 def audio_interface(audio: AudioEntry, target: Target) -> Interface:
+    """Inputs and outputs of the audio tower's graph."""
     inputs = {graph_io.SOUND: TensorSignature("float32", ("F", audio.frame_width))}
     return Interface(inputs, {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", target.hidden_size))})

@@ -75,6 +75,7 @@ class CallRules:
 
     @property
     def text(self) -> str:
+        """All rules as Lark."""
         return "\n".join(f"{name}: {body}" for name, body in self._rules.items())
 
     def _call(self, function: Mapping[str, Any]) -> str:

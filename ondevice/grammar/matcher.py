@@ -83,6 +83,7 @@ class Compiler:
         return [] if choice.kind != "none" or opening is None else [opening]
 
     def close(self) -> None:
+        """Compile nothing more; later grammars are a UsageError."""
         self._closed = True
         self._pool.shutdown(wait=False)
 

@@ -68,6 +68,7 @@ class GrammarVocabulary:
 
     @property
     def eos_token_id(self) -> int:
+        """A token that ends a reply, which llguidance wants; 0 if there is none."""
         return self._end_ids[0] if self._end_ids else 0
 
     def __call__(self, text: str) -> list[int]:

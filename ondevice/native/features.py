@@ -30,6 +30,8 @@ LEAF_1, LEAF_7, LEAF_7_1, EXTENDED_1 = (1, 0), (7, 0), (7, 1), (0x80000001, 0)
 
 
 class X86Feature(NamedTuple):
+    """A feature of x86-64 as each system, and CPUID, report it."""
+
     linux: str
     """Flag in /proc/cpuinfo."""
     mac: str
@@ -75,6 +77,8 @@ MAC_AVX, MAC_AVX512 = "hw.optional.avx1_0", "hw.optional.avx512f"
 
 
 class ArmFeature(NamedTuple):
+    """A feature of 64-bit ARM as each system reports it."""
+
     hwcap: int
     """Bit of Linux's AT_HWCAP (<asm/hwcap.h>)."""
     mac: str

@@ -43,6 +43,7 @@ def ship(name: str, platform: str, out: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Build the libraries of the sets, and print the path and size of each."""
     parser = argparse.ArgumentParser(prog="python -m ondevice.native.shipping", description="Build kernel libraries.")
     parser.add_argument("--platform", default=native_platform(), choices=PLATFORMS, help="default: %(default)s")
     parser.add_argument("--set", action="append", metavar="NAME", help="instruction set (default: all of the platform)")

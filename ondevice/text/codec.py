@@ -224,13 +224,14 @@ def _not_empty(ids: list[int], obstacle: str) -> list[int]:
 
 
 def check_characters(length: int, most_tokens: int | None) -> None:
-    """
+    """Refuse a prompt by its number of characters, before anything looks at its text.
+
     Args:
         length: characters of a prompt.
-        most_tokens: of a prompt; None for no limit.
+        most_tokens: tokens of a prompt at most; None for no limit.
 
     Raises:
-        ContextOverflowError: it is too long even if its tokens are, before anything looks at its text.
+        ContextOverflowError: it has more characters than so many long tokens.
     """
     if most_tokens is not None and length > (most := max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * most_tokens)):
         raise ContextOverflowError(None, most_tokens, characters=f"{length} characters > {most} maximum")

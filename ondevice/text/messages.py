@@ -28,7 +28,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with a message's thoughts, in order of precedence."""
 
 READ_THOUGHTS = ("reasoning_content", "thinking")
-"""Those that templates read."""
+"""The names of them that templates read."""
 
 FUNCTION_NAME = re.compile(r"[\w.-]{1,128}")
 """Names that a function may have: those that the APIs of OpenAI and Anthropic allow, and what the parser of Gemma 4's

@@ -69,6 +69,11 @@ def read_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def decode(content: bytes, name: str) -> str:
+    """The text of UTF-8 bytes, without a byte order mark.
+
+    Raises:
+        PromptError: they are not UTF-8; the message begins with `name`.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -85,6 +85,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of tokens, added ones included. The model may have more rows."""
         return int(self._backend.get_vocab_size())
 
     @property
@@ -151,8 +152,8 @@ class Tokenizer:
         return self._with_one_bos(ids) if add_special_tokens else ids
 
     def encode_inside(self, text: str) -> list[int]:
-        """Token ids of a text that goes on another one: its control tokens are plain characters, and no space is put in
-        front of it, as SentencePiece does at the beginning of a text.
+        """Token ids of a text that continues another one: control tokens in it are plain characters, and it gets no
+        space in front, as SentencePiece puts one at the beginning of a text.
         """
         if self._prefix:
             text = INSIDE + text
