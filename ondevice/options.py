@@ -144,7 +144,7 @@ class GenerationOptions:
         same text as without drafts. `ratio` draws from the draft model's own distribution and verifies by the ratio
         rule: the text has the same distribution, but a seed gives another text, which depends on the draft lengths
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, maximum of `auto`. None
-        takes the drafter's own value, and for `auto` its own maximum
+        takes the number that came with the bundle's MTP drafter, 4 without one and for a draft model, and for `auto` 16
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, and none if none do
     logits_processors : functions that change a row of logits before a token is chosen, for example to exclude tokens;
         for a drafted row they get the context that includes the draft
