@@ -18,6 +18,12 @@ from ondevice.machine import expanded
 
 GGUF = ".gguf"
 
+ANSWER_OPTIONS = (
+    *("media", "tools", "tool_choice", "json_schema", "json_object", "regex", "choice", "lark"),
+    *("watch_drafts", "json", "json_lines", "top_logprobs", "compare"),
+)
+"""Options that only one answer has."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = f"in a chat {chat.REPLY_TOKENS}; one answer: until the context is full, with --ids 256"
@@ -37,10 +43,19 @@ def run(args: argparse.Namespace) -> int:
     args.chat |= args.ids is None
     is_asked = not (args.prompt is None and args.file is None and args.ids is None)
     if not is_asked and sys.stdin is not None and sys.stdin.isatty():
+        _refuse_answer_options(args)
         return chat.run(args)
     if not is_asked:
         args.prompt = "-"
     return generate.run(args)
+
+
+def _refuse_answer_options(args: argparse.Namespace) -> None:
+    """UsageError if an option was given that a chat does not have."""
+    for name in ANSWER_OPTIONS:
+        if given := getattr(args, name):
+            option = given[0]["type"] if name == "media" else name.replace("_", "-")
+            raise UsageError(f"--{option} is for one answer: add a prompt, or leave it out for a chat")
 
 
 def _got(source: str, *, asks: bool) -> Path | None:

@@ -192,7 +192,7 @@ class Endpoints:
             if asked.absent is not None and manager.model is None and manager.loading is None:
                 return JSONResponse(asked.absent(manager.name))
             replies = await Replies.begin(asked, manager, self._queue, self._metrics)
-            writer = make_writer(replies.model, replies.choices)
+            writer = make_writer(replies.model, manager.name, replies.choices)
             return Begun(replies, writer, stream, frozenset(fields), asked.background)
 
         async with self._bodies.receive(request) as fields:
@@ -257,7 +257,7 @@ class Endpoints:
         async with manager.lend() as model:
             defaults = model.defaults
             properties = {
-                "model_alias": manifest.name,
+                "model_alias": manager.name,
                 "build_info": f"ondevice {__version__}",
                 "total_slots": self._queue.slots,
                 "chat_template": "" if template is None else template.read_text("utf-8"),

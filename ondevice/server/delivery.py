@@ -13,7 +13,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,18 +105,18 @@ class ServerSentEvent:
     name: str | None = None
     number: int | None = None
 
-    def encode(self, written: Callable[[Any], str]) -> str:
+    def encode(self, write: Callable[[Any], str]) -> str:
         """The event as clients read it.
 
         Args:
-            written: writes a value as JSON.
+            write: writes a value as JSON.
         """
         if self.data is None:
             return ": keep-alive\n\n"
         name = "" if self.name is None else f"event: {self.name}\n"
         if self.number is not None:
             name = f"id: {self.number}\n{name}"
-        data = self.data if isinstance(self.data, str) else written(self.data)
+        data = self.data if isinstance(self.data, str) else write(self.data)
         return f"{name}data: {data}\n\n"
 
 
@@ -126,9 +125,9 @@ class JsonLine(NamedTuple):
 
     data: dict[str, Any]
 
-    def encode(self, written: Callable[[Any], str]) -> str:
+    def encode(self, write: Callable[[Any], str]) -> str:
         """See `ServerSentEvent.encode`."""
-        return f"{written(self.data)}\n"
+        return f"{write(self.data)}\n"
 
 
 StreamEvent = ServerSentEvent | JsonLine
@@ -145,8 +144,13 @@ class ResponseWriter(ABC):
 
     media_type = "text/event-stream"
 
-    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
+    def __init__(self, model: Model, name: str, choices: Sequence[Choice]) -> None:
+        """
+        Args:
+            name: by which the server knows the model. It is the bundle's own, or its directory's where two have one.
+        """
         self.model = model
+        self.name = name
         self.choices = choices
 
     def opening(self) -> Iterable[StreamEvent]:
@@ -182,7 +186,8 @@ class ResponseWriter(ABC):
         """The response as one object, after `closing`."""
 
 
-MakeWriter = Callable[[Model, Sequence[Choice]], ResponseWriter]
+MakeWriter = Callable[[Model, str, Sequence[Choice]], ResponseWriter]
+"""Makes a writer of a model, its name, and the replies."""
 
 
 async def deliver(request: Request, replies: Replies, writer: ResponseWriter, stream: bool) -> Response:
@@ -246,7 +251,14 @@ async def _texts(replies: Replies, writer: ResponseWriter) -> AsyncIterator[str]
         yield _encoded(writer.failure(RequestError.of(error)))
 
 
-at_once = partial(json.dumps, ensure_ascii=False)
+LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""What some clients, as those that read with httpx's `iter_lines`, take for the end of a line, and how JSON writes it
+otherwise."""
+
+
+def at_once(value: Any) -> str:
+    """A value as JSON on one line."""
+    return _on_one_line(json.dumps(value, ensure_ascii=False))
 
 
 def in_parts(value: Any) -> str:
@@ -256,14 +268,22 @@ def in_parts(value: Any) -> str:
     """
     text = StringIO()
     text.writelines(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).iterencode(value))
-    return text.getvalue()
+    return _on_one_line(text.getvalue())
 
 
-def _encoded(events: Iterable[StreamEvent], written: Callable[[Any], str] = at_once) -> str:
-    return "".join(event.encode(written) for event in events)
+def _on_one_line(text: str) -> str:
+    """JSON without the ends of lines that `json` leaves in it, all of which are in strings."""
+    if not text.isascii():
+        for end, escape in LINE_ENDS.items():
+            text = text.replace(end, escape)
+    return text
 
 
-def _exhausted(events: Iterable[StreamEvent], written: Callable[[Any], str] = at_once) -> str:
+def _encoded(events: Iterable[StreamEvent], write: Callable[[Any], str] = at_once) -> str:
+    return "".join(event.encode(write) for event in events)
+
+
+def _exhausted(events: Iterable[StreamEvent], write: Callable[[Any], str] = at_once) -> str:
     """Let a writer make its events, which a whole response does not need: it keeps state."""
     for _ in events:
         pass

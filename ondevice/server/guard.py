@@ -65,7 +65,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin = headers.get("origin")
+        origin, foreign = headers.get("origin"), False
         try:
             self._check_host(headers.get("host", ""))
             foreign = origin is not None and self._is_foreign(origin, headers.get("host", ""))
@@ -75,7 +75,6 @@ class Guard:
                 self._check_key(scope["path"], headers)
                 response = self._app
         except RequestError as error:
-            foreign = False
             response = JSONResponse(error.body(scope["path"]), error.status, error.headers)
         await response(scope, receive, _allowing(origin, send) if foreign and origin else send)
 

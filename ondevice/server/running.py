@@ -223,22 +223,35 @@ class Connection(H11Protocol):
         return self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
 
     def send_400_response(self, msg: str) -> None:
-        """Close the connection after malformed HTTP, with an error if no response has begun.
+        """Close the connection after malformed HTTP.
 
         Uvicorn itself writes an error in any case, and the response to a request whose body is malformed after it. For
         h11 either is a second response, an exception.
         """
-        if self._is_answering:  # its application has not ended: it receives and sends nothing more
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(400, "the request is not valid HTTP, or its chunks are too small")
+        self._break_off(400, "the request is not valid HTTP, or its chunks are too small")
+
+    def shutdown(self) -> None:
+        """Let the connection close behind its response. A request whose body is still arriving is refused, since that
+        may take two minutes.
+        """
+        if self._is_answering and self.cycle.more_body:
+            self._break_off(503, "the server is stopping")
         else:
-            self.transport.close()
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         super().connection_lost(exc)
+
+    def _break_off(self, status: int, message: str) -> None:
+        """Close the connection in the middle of a request, with an error if no response has begun."""
+        if self._is_answering:  # its application has not ended: it receives and sends nothing more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(status, message)
+        else:
+            self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

@@ -95,6 +95,19 @@ def test_a_terminal_gets_a_chat(run, bundle, prompts, monkeypatch):
     assert [asked[-1]["content"] for asked in prompts] == ["ab", "cd"]
 
 
+@pytest.mark.parametrize(
+    "words", [["--json"], ["--regex", "[0-9]+"], ["--audio", "a.wav"], ["--top-logprobs", 2], ["--tools", "t.json"]]
+)
+def test_a_chat_refuses_the_options_of_one_answer(run, bundle, prompts, monkeypatch, words):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    code, _, said = run("run", bundle, *words)
+    assert (code, said) == (
+        2,
+        f"ondevice: {words[0]} is for one answer: add a prompt, or leave it out for a chat\n",
+    )
+    assert not prompts
+
+
 def test_a_bundle_of_the_hub_is_pulled_once(run, ran, home, prompts, monkeypatch):
     monkeypatch.setattr("ondevice.hub.is_published", lambda name: True)
     for _ in range(2):

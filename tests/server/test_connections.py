@@ -202,6 +202,19 @@ def test_a_malformed_body_behind_another_request(serve_toy, gate, caplog):
     assert not caplog.records
 
 
+def test_a_server_that_stops_does_not_wait_for_a_body(serve_toy, caplog):
+    with serve_toy() as served:
+        with connect(
+            served, b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+        ) as connection:
+            wait_until(lambda: running_requests(served) == 1)
+            served.server.stop()
+            answer = received(connection)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "the server is stopping"
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("size", "is_possible"), [(1, False), (100, False), (running.MIN_CHUNK, True)])
 def test_small_chunks(serve_toy, size, is_possible):
     """They would take the event loop longer than the rest of a request."""

@@ -43,6 +43,9 @@ def test_allowed_host_and_origin(serve_toy):
         assert answer.headers["access-control-allow-origin"] == origin
         assert served.ask("OPTIONS", "/tokenize", Origin="https://evil.example", **asked).status == 403
         assert served.get("/health", Host="pi.lan").status == 200
+        refused = served.ask("POST", "/tokenize", {"content": "a"}, Origin=origin)
+        assert refused.status == 401
+        assert refused.headers["access-control-allow-origin"] == origin  # else the page cannot ask for the key
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,20 @@ def test_bundles_of_one_name_go_by_their_directories(tmp_path):
         models.find("SmolLM2")
 
 
+def test_responses_name_a_model_as_requests_do(tmp_path):
+    """Two bundles have one name: the page asks for what `/props` says, and clients compare what a response says."""
+
+    def source(place):
+        path = write_bundle(tmp_path / place, name="SmolLM2")
+        return ServedModel(Bundle.open(path), lambda report: model_over(ToyEngine(400), path))
+
+    with running(Server([source("small"), source("smollm2")], Setup())) as served:
+        assert served.get("/props?model=smollm2").body["model_alias"] == "smollm2"
+        assert ask(served, model="smollm2").body["model"] == "smollm2"
+        raw = {"model": "smollm2", "prompt": "abc", "raw": True, "options": {"num_predict": 3}}
+        assert served.post("/api/generate", **raw, stream=False).body["model"] == "smollm2"
+
+
 def test_the_least_recently_used_makes_room(serve_three, three):
     with serve_three(memory=room_for(2)) as served:
         ask(served, model="b")

@@ -53,7 +53,7 @@ def answer(
         reply = Reply.of(steps, generation.stats)
     except OndeviceError as error:
         return refusal(request, str(error))
-    return None if reply.finish_reason == "cancelled" else _with_reply(request, reply)
+    return None if reply.finish_reason == "cancelled" else _with_reply(request, reply, model.manifest.name)
 
 
 class Answer(NamedTuple):
@@ -75,12 +75,12 @@ def refusal(request: Request, message: str) -> Answer:
     return Answer({**_identity(request), "id": request.id, "error": message})
 
 
-def _with_reply(request: Request, reply: Reply) -> Answer:
+def _with_reply(request: Request, reply: Reply, model: str) -> Answer:
     """The answer with a reply. Ids of tool calls, which are random elsewhere, are numbered: two runs are equal."""
     calls = tuple(replace(call, id=f"call_{request.line}_{number}") for number, call in enumerate(reply.tool_calls, 1))
     reply = replace(reply, tool_calls=calls)
     if request.is_openai:
-        rest = _openai_response(request, reply)
+        rest = _openai_response(request, reply, model)
     else:
         rest = {"id": request.id, **content(reply), "usage": _usage(reply)}
     return Answer({**_identity(request), **rest}, reply.stats.new_tokens)
@@ -90,7 +90,7 @@ def _identity(request: Request) -> dict[str, Any]:
     return {"line": request.line, "asked": request.fingerprint}
 
 
-def _openai_response(request: Request, reply: Reply) -> dict[str, Any]:
+def _openai_response(request: Request, reply: Reply, model: str) -> dict[str, Any]:
     """A line of OpenAI's batch output, with the time 0, so that two runs are equal."""
     is_chat = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
     text: dict[str, Any] = {"message": reply.message} if is_chat else {"text": reply.text}
@@ -99,6 +99,7 @@ def _openai_response(request: Request, reply: Reply) -> dict[str, Any]:
         "id": f"batch-{request.line}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": 0,
+        "model": model,
         "choices": [{"index": 0, **text, "logprobs": None, "finish_reason": finish}],
         "usage": _usage(reply),
     }

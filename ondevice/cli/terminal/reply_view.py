@@ -300,8 +300,7 @@ def complete_blocks(text: str) -> str:
     """
     from markdown_it import MarkdownIt
 
-    lines = text.splitlines(keepends=True)
-    whole = lines if text.endswith("\n") else lines[:-1]
+    whole = [f"{line}\n" for line in text.split("\n")[:-1]]  # those of the parser: `splitlines` knows other ends
     parsed = MarkdownIt().enable("table").disable("inline").parse("".join(whole))
     begins = [token.map[0] for token in parsed if token.level == 0 and token.map is not None]
     return "".join(whole[: begins[-1]]) if len(begins) > 1 else ""

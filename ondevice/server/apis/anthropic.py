@@ -189,9 +189,9 @@ def _tool_choice(choice: RequestFields) -> Any:
 class MessageWriter(BlockWriter):
     """A `message`, or the events that build it block by block."""
 
-    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
-        super().__init__(model, choices)
-        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model.manifest.name}
+    def __init__(self, model: Model, name: str, choices: Sequence[Choice]) -> None:
+        super().__init__(model, name, choices)
+        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": name}
 
     def opening(self) -> Iterator[ServerSentEvent]:
         end = {"stop_reason": None, "stop_sequence": None}

@@ -149,8 +149,8 @@ class ReplyBlock:
 class BlockWriter(ResponseWriter):
     """The common part of both APIs' writers: the one reply of a response as blocks, only the last of them open."""
 
-    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
-        super().__init__(model, choices)
+    def __init__(self, model: Model, name: str, choices: Sequence[Choice]) -> None:
+        super().__init__(model, name, choices)
         [self.choice] = choices
         self.blocks: list[ReplyBlock] = []
 

@@ -202,14 +202,14 @@ class OllamaWriter(ResponseWriter):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, is_chat: bool, unloads: bool) -> None:
+    def __init__(self, model: Model, name: str, choices: Sequence[Choice], *, is_chat: bool, unloads: bool) -> None:
         """
         Args:
             choices: one, or none for a request that only loads or unloads the model.
             is_chat: whether the text is in a message.
             unloads: whether the model is unloaded behind the response.
         """
-        super().__init__(model, choices)
+        super().__init__(model, name, choices)
         self._said = partial(_said, is_chat=is_chat)
         self._unloads = unloads
         self._began = datetime.now(UTC)
@@ -241,7 +241,7 @@ class OllamaWriter(ResponseWriter):
         return JsonLine(self._object(fields, done=done))
 
     def _object(self, fields: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
-        return _object(self.model.manifest.name, fields, done=done)
+        return _object(self.name, fields, done=done)
 
     def _end(self) -> dict[str, Any]:
         """Why the reply ended, tokens, and times in nanoseconds."""

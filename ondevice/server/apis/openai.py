@@ -168,10 +168,10 @@ class OpenAIWriter(ResponseWriter):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, usage: UsageInStream = "never") -> None:
-        super().__init__(model, choices)
+    def __init__(self, model: Model, name: str, choices: Sequence[Choice], *, usage: UsageInStream = "never") -> None:
+        super().__init__(model, name, choices)
         self._usage_in_stream = usage
-        self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model.manifest.name}
+        self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": name}
 
     @abstractmethod
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
@@ -216,12 +216,13 @@ class ChatCompletionWriter(OpenAIWriter):
     def __init__(
         self,
         model: Model,
+        name: str,
         choices: Sequence[Choice],
         *,
         usage: UsageInStream = "never",
         include_rounds: bool = False,
     ) -> None:
-        super().__init__(model, choices, usage=usage)
+        super().__init__(model, name, choices, usage=usage)
         self._include_rounds = include_rounds
 
     def opening(self) -> Iterator[ServerSentEvent]:
@@ -284,6 +285,7 @@ class CompletionWriter(OpenAIWriter):
     def __init__(
         self,
         model: Model,
+        name: str,
         choices: Sequence[Choice],
         *,
         usage: UsageInStream = "never",
@@ -293,7 +295,7 @@ class CompletionWriter(OpenAIWriter):
         Args:
             scores_prompts: whether echoed prompts come with the log probabilities of their tokens.
         """
-        super().__init__(model, choices, usage=usage)
+        super().__init__(model, name, choices, usage=usage)
         self._scores_prompts = scores_prompts
         self._echoes: dict[int, dict[str, Any]] = {}
         """The echoed prompts as they were written, by index of the choice."""

@@ -245,6 +245,7 @@ class OpenAIResponseWriter(BlockWriter):
     def __init__(
         self,
         model: Model,
+        name: str,
         choices: Sequence[Choice],
         *,
         echoed: dict[str, Any],
@@ -254,19 +255,20 @@ class OpenAIResponseWriter(BlockWriter):
     ) -> None:
         """
         Args:
-            model: that answers.
-            choices: exactly one.
+            model, name, choices: see `ResponseWriter`; exactly one choice.
             echoed: fields of the request that the response repeats.
             namespaced: the functions that are declared in namespaces, by their names for the model.
             include_progress: whether a stream has events of the queue and of the prompt.
             include_rounds: whether it has events of rounds.
         """
-        super().__init__(model, choices)
+        super().__init__(model, name, choices)
         self._namespaced = namespaced
         self._include_progress = include_progress
         self._include_rounds = include_rounds
         head = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
-        self._head = {**head, "model": model.manifest.name, **echoed}
+        self._head = {**head, "model": name, **echoed}
+        self._last_status = "completed"
+        """`status` of the last item once it has ended, because another one follows or because the reply ends."""
         self._events_sent = 0
         self.final: dict[str, Any] = {}
         """The response, after `failure` or `cancelled`."""
@@ -317,8 +319,8 @@ class OpenAIResponseWriter(BlockWriter):
         yield self._item_event("output_item.done", item=self._item(block))
 
     def closing(self) -> Iterator[ServerSentEvent]:
+        status = self._last_status = self._final_status()
         yield from self.end_block()
-        status = self._final_status()
         yield self._event(f"response.{status}", response=self._response(status))
 
     def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
@@ -328,6 +330,7 @@ class OpenAIResponseWriter(BlockWriter):
 
     def cancelled(self) -> Iterator[ServerSentEvent]:
         """The reply was cancelled, which is no error of this API."""
+        self._last_status = "incomplete"
         yield from self.end_block()
         self.final = self._response("cancelled")
         yield self._event("response.incomplete", response=self.final)
@@ -364,10 +367,8 @@ class OpenAIResponseWriter(BlockWriter):
         """A block's item, as far as it is written. It begins without parts. The last one of a reply that was cut is
         incomplete; calls are complete.
         """
-        status = "in_progress" if block.is_open else "completed"
-        if block is self.blocks[-1] and block.call is None and not block.is_open:
-            finish = FINISH_NAMES.get(self.choice.finish_reason)
-            status = "incomplete" if finish is None else finish.responses
+        is_cut = block is self.blocks[-1] and block.call is None and self._last_status == "incomplete"
+        status = "in_progress" if block.is_open else "incomplete" if is_cut else "completed"
         head = {"id": _id(block), "status": status}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
@@ -384,7 +385,7 @@ class OpenAIResponseWriter(BlockWriter):
         thinking = len(tokenizer.encode(thoughts, add_special_tokens=False)) if tokenizer and thoughts else 0
         return {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.new,
             "output_tokens_details": {"reasoning_tokens": thinking},
             "total_tokens": usage.prompt + usage.new,

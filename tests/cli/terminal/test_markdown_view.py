@@ -187,6 +187,7 @@ def test_code_is_copied_as_it_was_written(monkeypatch):
         ("```\na\n```\nb\n", "```\na\n```\n"),
         ("| a |\n| - |\n| 1 |\n", ""),
         ("a\n\nb\n\nc\n", "a\n\nb\n\n"),
+        ("a\n\nb\u2028c\u2028d\ne\n\nf\n", "a\n\nb\u2028c\u2028d\ne\n\n"),
     ],
 )
 def test_blocks_are_complete_when_another_one_has_begun(text, complete):

@@ -50,6 +50,15 @@ def test_it_streams_lines_unless_told_otherwise(served):
     assert served.post("/api/chat", messages=ASKED, options=GREEDY, stream=False).body["done"]
 
 
+def test_a_text_with_other_ends_of_lines_stays_on_its_line(scripted):
+    """Ollama's client reads lines as Python's `splitlines` does."""
+    text = "a\u2028b\x85c\u2029d"
+    scripted.says(f"{text}<turn|>")
+    assert client_of(scripted.served).chat("reference", ASKED).message.content == text
+    chunks = [*client_of(scripted.served).chat("reference", ASKED, stream=True)]
+    assert "".join(chunk.message.content for chunk in chunks) == text
+
+
 def test_generate_with_template_system_message_and_raw(client, served_model):
     asked = {"model": "reference", "prompt": "def f(", "options": GREEDY}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]

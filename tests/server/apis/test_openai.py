@@ -91,7 +91,7 @@ def test_drafts_of_a_request(served, served_model, monkeypatch):
 
 def test_a_round_tells_what_was_drafted(served_model):
     choice = Choice(0, None, None)
-    writer = ChatCompletionWriter(served_model, [choice], include_rounds=True)
+    writer = ChatCompletionWriter(served_model, "reference", [choice], include_rounds=True)
     [event] = writer.step(choice, Step("", (5, 6, 7), 4, 2, "ngram", 0.0105, None))
     assert isinstance(event.data, dict)
     assert event.data["choices"][0]["delta"] == {}

@@ -123,6 +123,8 @@ def test_streamed_response(client, scripted):
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 4
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert {item.status for item in done} == {"completed"}
     assert (
         "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
         == "I need the weather."
@@ -137,7 +139,10 @@ def test_response_cut_at_the_token_limit(client, scripted):
     response = client.responses.create(model="reference", input="Rain?", max_output_tokens=2)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     with client.responses.stream(model="reference", input="Rain?", max_output_tokens=2) as stream:
-        assert [event.type for event in stream][-1] == "response.incomplete"
+        *_, done, last = stream
+    assert (done.type, done.item.status) == ("response.output_item.done", "incomplete")
+    assert last.type == "response.incomplete"
+    assert last.response.usage.input_tokens_details.cache_write_tokens == 0
 
 
 @pytest.mark.parametrize(
