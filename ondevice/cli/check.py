@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
 
+NEW_TOKENS = 64
+"""Default of `--max-new-tokens`."""
+
+DRAFTS_OPTIONS = ("prompts", "limit", "drafter", "max_new_tokens", "seed")
+"""Options that only the comparison of drafters has."""
+
 DRAFT_TOKENS = "4"
 """Tokens per draft: a fixed number, because a schedule might never draft where it does not pay, which tests nothing."""
 
@@ -38,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
-    add_count(group, "--max-new-tokens", text="per prompt", default=64)
-    add_count(group, "--seed", text="seed of the sampled replies", default=0)
+    add_count(group, "--max-new-tokens", text=f"per prompt (default: {NEW_TOKENS})")
+    add_count(group, "--seed", text="seed of the sampled replies (default: 0)")
     group = parser.add_argument_group("drafting")
     add_drafter_argument(group, "compare only this drafter (default: each that the bundle offers)")
     group = parser.add_argument_group(
@@ -58,14 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.against is not None:
-        if any(given is not None for given in (args.prompts, args.limit, args.drafter)):
+        if any(getattr(args, name) is not None for name in DRAFTS_OPTIONS):
             raise UsageError(
-                "--against runs a text, not prompts with drafters: leave --prompts, --limit and --drafter out"
+                "--against runs a text, not prompts with drafters: leave --prompts, --limit and --drafter out, as well "
+                "as --max-new-tokens and --seed"
             )
         return compare(args)
     if args.text is not None:
         raise UsageError("--text is for --against: add it, or name prompts with --prompts")
     check_counts(args)
+    args.max_new_tokens, args.seed = args.max_new_tokens or NEW_TOKENS, args.seed or 0
     if args.drafter == registry.NONE:
         raise UsageError("--drafter none makes no drafts to compare: name another one, or leave it out for all")
     with load_model(args) as model:

@@ -252,8 +252,7 @@ async def _texts(replies: Replies, writer: ResponseWriter) -> AsyncIterator[str]
 
 
 LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""What some clients, as those that read with httpx's `iter_lines`, take for the end of a line, and how JSON writes it
-otherwise."""
+"""Escapes of the characters at which some clients end a line, as those do that read with httpx's `iter_lines`."""
 
 
 def at_once(value: Any) -> str:

@@ -118,6 +118,8 @@ def test_against_another_bundle(run, bundle, tmp_path, long_text, monkeypatch):
         (["--against", "REFERENCE", "--drafter", "ngram"], "leave --prompts, --limit and --drafter out"),
         (["--against", "REFERENCE", "--prompts", "p.txt"], "leave --prompts, --limit and --drafter out"),
         (["--against", "REFERENCE", "--limit", "2"], "leave --prompts, --limit and --drafter out"),
+        (["--against", "REFERENCE", "--seed", "0"], "as well as --max-new-tokens and --seed"),
+        (["--against", "REFERENCE", "--max-new-tokens", "9"], "as well as --max-new-tokens and --seed"),
         (["--against", "REFERENCE", "--text", "missing.txt"], "cannot read missing.txt"),
         (["--against", "./nothing"], "./nothing is neither a directory, a GGUF file nor a hub id"),
         (["--against", "REFERENCE", "--text", "SHORT"], "needs 400: give a longer --text"),

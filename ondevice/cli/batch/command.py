@@ -101,7 +101,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
 
 def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile, count: int) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
-    refused = answers.errors
+    errors_before = answers.errors
     with (
         cancel_on_interrupt(workers.cancel) as interrupted,
         BatchBar(count) as bar,
@@ -114,7 +114,7 @@ def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answe
                 answers.write(event)
                 bar.count(1, 0)
     seconds, pace = bar.pace()
-    refused = answers.errors - refused
+    refused = answers.errors - errors_before
     counts = f"{bar.answers - refused} answers" + (f", {refused} errors" if refused else "")
     print(f"{counts}, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
     return interrupted.is_set()
