@@ -38,6 +38,9 @@ from ondevice.server.requests import (
 from ondevice.text.codec import Prompt
 
 NAMES = FieldNames(max_tokens=("num_predict",))
+STAYING = timedelta(days=106_751)
+"""Time until a model that stays in memory is unloaded, as Ollama gives it: 292 years, the longest duration of Go. Its
+command shows `Forever`, and `Stopping...` without a time."""
 ROLES = ("system", "user", "assistant", "tool")
 
 STARTED = (
@@ -303,10 +306,11 @@ def tag(manager: ModelManager) -> dict[str, Any]:
 def running(manager: ModelManager) -> dict[str, Any]:
     """An entry of `/api/ps`, for a model in memory."""
     left, model = manager.idle_left_s, manager.model
+    remaining = STAYING if left is None else timedelta(seconds=left)
     entry = {name: value for name, value in tag(manager).items() if name != "modified_at"}
     return {
         **entry,
-        "expires_at": None if left is None else (datetime.now(UTC) + timedelta(seconds=left)).isoformat(),
+        "expires_at": (datetime.now(UTC) + remaining).isoformat(),
         "size_vram": 0,
         "context_length": None if model is None else model.context_length,
     }
