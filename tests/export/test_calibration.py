@@ -122,6 +122,27 @@ def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPa
         assert np.array_equal(whole[:, columns], values(grid, round_rows(weights[:, columns], grid, [factor])))
 
 
+@pytest.mark.parametrize("width", [4864, 5120, 11008, 6176, 2048, 96])
+def test_inputs_of_every_number_have_blocks(width: int) -> None:
+    """Of whole blocks of 32 inputs: 4864 of Qwen2.5-0.5B are no multiple of 3, and 6176 / 4 is none of 32."""
+    sizes = [len(block) for block in Moments.zeros(width).blocks]
+    assert sum(sizes) == width
+    assert len(sizes) == -(-width // rounding.MAX_TOGETHER)
+    assert all(size % BLOCK == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= BLOCK
+
+
+def test_blocks_of_two_sizes_round_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "MAX_TOGETHER", 64)
+    inputs = some_inputs(200, 160)
+    moments = moments_of(inputs)
+    assert [len(block) for block in moments.blocks] == [32, 64, 64]
+    weights = np.random.default_rng(1).standard_normal((8, 160)).astype(np.float32)
+    grid = Grid.of(INT4)
+    plain = output_error(weights, dequantize(quantize(weights, INT4), INT4), inputs)
+    assert output_error(weights, values(grid, round_rows(weights, grid, feedback(moments))), inputs) < plain
+
+
 def test_extreme_moments_and_weights() -> None:
     """Inputs that never occur, all weights zero, and weights at the ends of fp16."""
     inputs = some_inputs(50, 64)
@@ -256,16 +277,20 @@ class Ended(BaseException):
     """An interrupt."""
 
 
-def calibrated(out: Path, calibrate: Path | None, until: float, notes: list[str]) -> Path:
+def calibrated(
+    out: Path, calibrate: Path | None, until: float, notes: list[str], bits_per_weight: float | None = None
+) -> Path:
     """Export with a text, and end it at a share of its progress."""
 
     def progress(done: int, total: int) -> None:
         if done > until * total:
             raise Ended
 
+    quantize, head_bits = ("int4", 4) if bits_per_weight is None else (None, None)
     return export(
-        REFERENCE / "target", out, drafter="none", heads="none", quantize="int4", head_bits=4, progress=progress,
-        calibrate=None if calibrate is None else str(calibrate), note=notes.append,
+        REFERENCE / "target", out, drafter="none", heads="none", quantize=quantize, head_bits=head_bits,
+        bits_per_weight=bits_per_weight, progress=progress, calibrate=None if calibrate is None else str(calibrate),
+        note=notes.append,
     )  # fmt: skip
 
 
@@ -285,6 +310,16 @@ def test_an_export_that_was_ended_goes_on(tmp_path: Path, texts: tuple[Path, str
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["parts", "whole"]
     for file in whole.iterdir():
         assert file.name == MANIFEST or (parts / file.name).read_bytes() == file.read_bytes()
+
+
+def test_an_export_of_mixed_formats_goes_on(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    """Matrices of 8 bits are rescaled with those of 4 bits that read the same norm, before an interrupt and behind."""
+    whole, notes = calibrated(tmp_path / "whole", texts[0], 2, [], 5.2), list[str]()
+    with pytest.raises(Ended):
+        calibrated(tmp_path / "parts", texts[0], 0.8, notes, 5.2)
+    parts = calibrated(tmp_path / "parts", texts[0], 2, notes, 5.2)
+    assert any("going on behind layer" in line for line in notes)
+    assert (parts / "target.onnx.data").read_bytes() == (whole / "target.onnx.data").read_bytes()
 
 
 @pytest.mark.parametrize("calibrates", [True, False])
@@ -330,9 +365,12 @@ def test_one_process_at_a_time_calibrates_for_a_bundle(tmp_path: Path, texts: tu
     assert not other.directory.exists()
 
 
-def write_matrix(path: Path, sums: dict[str, Floats], kind: str = "imatrix") -> Path:
+def write_matrix(path: Path, sums: dict[str, Floats], kind: str | list[int] = "imatrix") -> Path:
     writer = gguf.GGUFWriter(path, "", use_temp_file=False)
-    writer.add_type(kind)
+    if isinstance(kind, str):
+        writer.add_type(kind)
+    else:
+        writer.add_array("general.type", kind)
     for name, values_ in sums.items():
         writer.add_tensor(f"{name}.in_sum2", values_)
         writer.add_tensor(f"{name}.counts", np.ones((1, 1), np.float32))
@@ -375,11 +413,13 @@ def test_an_importance_matrix_of_another_model_is_refused(tmp_path: Path) -> Non
         ({"quantize": "int4", "calibrate": "missing.txt"}, "cannot read missing.txt"),
         ({"quantize": "int4", "calibrate": "missing.gguf"}, "missing.gguf cannot be opened"),
         ({"quantize": "int4", "calibrate": "OTHER"}, "is no importance matrix"),
+        ({"quantize": "int4", "calibrate": "DAMAGED"}, "is no importance matrix"),
         ({"quantize": "int4", "calibrate": "EMPTY"}, "empty.txt has no text to calibrate with"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: dict[str, str], complaint: str) -> None:
     made = {"OTHER": write_matrix(tmp_path / "other.gguf", {}, "model"), "EMPTY": tmp_path / "empty.txt"}
+    made["DAMAGED"] = write_matrix(tmp_path / "damaged.gguf", {}, [1, 2])
     made["EMPTY"].write_text("")
     given = {name: str(made.get(value, value)) for name, value in options.items()}
     with pytest.raises((UsageError, CheckpointError, PromptError), match=complaint):

@@ -15,6 +15,7 @@ independent of each other, so that a matrix is rounded in chunks of rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -65,10 +66,10 @@ class Moments:
 
     @classmethod
     def zeros(cls, width: int) -> Moments:
-        parts = -(-width // MAX_TOGETHER)
-        sizes = [width // parts] * parts
-        assert sum(sizes) == width
-        return cls(tuple(np.zeros((size, size), np.float32) for size in sizes))
+        """No tokens yet. The blocks are whole blocks of 32 inputs and of one size, or of two that differ by 32."""
+        parts, count = -(-width // MAX_TOGETHER), width // BLOCK
+        bounds = [BLOCK * (count * part // parts) for part in range(parts + 1)]
+        return cls(tuple(np.zeros((stop - start, stop - start), np.float32) for start, stop in pairwise(bounds)))
 
     def add(self, inputs: NDArray[np.float32]) -> None:
         """Add the inputs [T, width] of some tokens."""

@@ -246,7 +246,7 @@ class ImportanceMatrix:
             CheckpointError: it is no GGUF file, or one of something else.
         """
         self._file = GgufFile(path)
-        if self._file.metadata.get("general.type") != "imatrix":
+        if str(self._file.metadata.get("general.type")) != "imatrix":
             self._file.close()
             raise CheckpointError(f"{path} is no importance matrix: --calibrate takes one of llama-imatrix, or a text")
         self._columns: dict[str, Float32Array] = {}

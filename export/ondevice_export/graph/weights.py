@@ -171,11 +171,14 @@ class Weights:
     def _quantised(  # noqa: PLR0917
         self, name: str, source: str, size: tuple[int, int], form: WeightFormat, rows: RowReader, half_scales: bool
     ) -> StoredMatrix:
-        """Store a matrix that is quantised here, by the moments of its inputs if they are known."""
+        """Store a matrix that is quantised here, by the moments of its inputs if they are known.
+
+        A matrix that an export that was ended has written is kept, of any format: its columns may be rescaled.
+        """
         factors: Factors | LateFactors | None = None
+        if self._calibration is not None and self._calibration.is_written(source):
+            return self._writer.keep(self._file, source, size, form, half_scales=half_scales)
         if self._calibration is not None and form.bits == 4:
-            if self._calibration.is_written(source):
-                return self._writer.keep(self._file, source, size, form, half_scales=half_scales)
             found = partial(self._calibration.factors, source, self._complete)
             factors = found if name in {EMBEDDING, HEAD} else found()
         return self._writer.add(self._file, source, size, form, rows, half_scales=half_scales, factors=factors)
