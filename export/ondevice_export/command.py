@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify_prompts is not None and not args.verify:
         raise UsageError("--verify-prompts is for --verify: add it")
     if args.verify:
-        if args.gguf is not None or str(args.source).lower().endswith(".gguf"):
+        if args.gguf is not None or any(str(each).lower().endswith(".gguf") for each in (args.source, args.drafter)):
             raise UsageError("--verify compares with a checkpoint of safetensors files: leave it out for a GGUF file")
         from ondevice_export.original import check_installed
 

@@ -87,7 +87,8 @@ def export(
     Raises:
         CheckpointError: the checkpoint is damaged, incomplete or of an unknown family.
         PairMismatchError: the drafter or the heads were made for another target.
-        UsageError: an option is invalid, or `out` is neither free nor an older bundle.
+        UsageError: an option is invalid, or has no effect on this checkpoint, or `out` is neither free nor an older
+            bundle.
     """
     options = ExportOptions(quantize, head_bits, calibrate, bits_per_weight)
     target = locate(str(source), revision, gguf)
@@ -126,7 +127,9 @@ def _write(
     note: Note,
     on_begin: Callable[[], None],
 ) -> None:
-    if options.bits_per_weight is not None and target.modules is None:
+    if target.modules is not None and (options.calibrate, options.bits_per_weight) != (None, None):
+        raise UsageError("the weights stay as they were trained: leave --calibrate and --bits-per-weight out")
+    if options.bits_per_weight is not None:
         options = dataclasses.replace(options, chosen=choose_formats(target, options.bits_per_weight))
     shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
     _note_rounding(target, options, note)
@@ -146,7 +149,7 @@ def _write(
         shapes.append(audio_shapes(target.audio, target.config))
         needed += estimate_bytes(shapes[-1], options.tower_formats)
     own = count_weights(target.shapes)
-    calibrates = options.calibrate is not None and target.modules is None
+    calibrates = options.calibrate is not None
     if calibrates and not is_importance_matrix(options.calibrate or ""):
         needed += estimate_bytes(target.shapes, _INT8.target_formats)
     advance = counted(progress, sum(map(count_weights, shapes)) + (2 * own if calibrates else 0))

@@ -156,6 +156,12 @@ def test_prompts_need_verify(e2b: Pair) -> None:
         command.run(parse(str(e2b.directory / "target"), "--verify-prompts", "prompts.txt"))
 
 
+def test_a_drafter_of_a_gguf_file_is_not_verified(e2b: Pair) -> None:
+    """It is said before the export: transformers would look for a checkpoint in the file's directory."""
+    with pytest.raises(UsageError, match="leave it out for a GGUF file"):
+        command.run(parse(str(e2b.directory / "target"), "--drafter", "drafter.gguf", "--verify"))
+
+
 def test_float32_bundle_is_the_original(pair: Pair) -> None:
     result = verify(pair.bundle, pair.directory / "target", pair.directory / "drafter", PROMPTS)
     assert result.largest_logit_error < 1e-4

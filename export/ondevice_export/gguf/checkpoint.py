@@ -20,6 +20,7 @@ from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint
+from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.source import GGUF, PART
 from ondevice_export.gguf.architectures import DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
@@ -113,7 +114,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             if tokenizer:
                 (directory / TOKENIZER).write_text(make_tokenizer(self.vocabulary), "utf-8")
         names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
-        named = {name: self.metadata.get(key) for name, key in names.items()}
+        named = {name: text for name, key in names.items() if isinstance(text := self.metadata.get(key), str)}
         configured["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
         (directory / "tokenizer_config.json").write_text(json.dumps(configured), "utf-8")
 
@@ -171,7 +172,8 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         for path in paths:
             file = GgufFile(path)
             self._files.append(file)
-            if (count := file.metadata.get("split.count", 1)) not in (0, len(paths)):
+            count = JsonFields(file.metadata, str(path)).integer("split.count", 1, minimum=0)
+            if count not in (0, len(paths)):
                 raise CheckpointError(f"{path} is one of {count} parts: give it a name like model-00001-of-00002.gguf")
             for name, entry in file.entries.items():
                 if name in found:

@@ -112,7 +112,7 @@ class Vocabulary:
         for token, text in enumerate(self.texts):
             self.ids.setdefault(text, token)
         # llama.cpp's defaults, for files that do not say
-        by_default = self.model != "gpt2" or self.fields.data.get("pre") in _WHOLE
+        by_default = self.model != "gpt2" or self.fields.text("pre", "none") in _WHOLE
         self.add_bos = self.fields.flag("add_bos_token", by_default) and self.id("bos") is not None
 
     @property

@@ -189,6 +189,14 @@ def test_a_configuration_that_cannot_be(tmp_path: Path, changes: dict[str, Any],
         export(tmp_path / "target", tmp_path / "bundle", drafter="none")
 
 
+@pytest.mark.parametrize("option", [{"calibrate": ""}, {"bits_per_weight": 5.0}])
+def test_an_option_that_could_only_change_other_weights(tmp_path: Path, option: dict[str, Any]) -> None:
+    save_trained(tmp_path / "target", MIXES["all-of-two"])
+    with pytest.raises(UsageError, match="stay as they were trained: leave --calibrate and --bits-per-weight out"):
+        export(tmp_path / "target", tmp_path / "bundle", drafter="none", **option)
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_a_pattern_counts_that_fits_the_tensors(tmp_path: Path) -> None:
     """By the documentation the first that is found, by the loader the leftmost: `mlp` or `layers.0` here."""
     patterns = {r"mlp": {"num_bits": 2}, r"layers\.0": {"num_bits": 8}}

@@ -251,6 +251,7 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("scaling.type is", {"llama.rope.scaling.type": [1, 2]}),
         ("scaling.factor is", {"llama.rope.scaling.factor": [1, 2]}),
         ("another size than keys", {"llama.attention.value_length": 16}),
+        ("split.count is", {"split.count": [2, 2]}),
     ],
 )
 def test_what_is_not_supported_is_said_in_one_line(tmp_path: Path, said: str, change: dict[str, Any]) -> None:
@@ -261,6 +262,17 @@ def test_what_is_not_supported_is_said_in_one_line(tmp_path: Path, said: str, ch
         GgufCheckpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_template_that_is_no_text_is_none(tmp_path: Path) -> None:
+    """As of a `tokenizer_config.json`."""
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    _rewrite(path, {"tokenizer.chat_template": [1, 2], "tokenizer.chat_template.tool_use": "{{ tools }}"})
+    with GgufCheckpoint(path) as checkpoint:
+        checkpoint.write_text_files(tmp_path, tokenizer=False)
+    found = json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"]
+    assert found == [{"name": "tool_use", "template": "{{ tools }}"}]
 
 
 def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:

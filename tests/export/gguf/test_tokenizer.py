@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -250,3 +251,9 @@ def test_what_is_not_read_is_said_in_one_line(tmp_path: Path, said: str, fields:
     with pytest.raises(CheckpointError, match=said) as caught:
         make_tokenizer(_small(tmp_path / "a.gguf", **fields))
     assert "\n" not in str(caught.value)
+
+
+def test_a_pre_tokenizer_that_is_no_name() -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": np.array([1, 2])}
+    with pytest.raises(CheckpointError, match=r"pre is .* expected a text"):
+        Vocabulary(metadata, 1, "model.gguf")
