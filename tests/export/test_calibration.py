@@ -124,7 +124,7 @@ def test_many_inputs_have_blocks_along_the_diagonal(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("width", [4864, 5120, 11008, 6176, 2048, 96])
 def test_inputs_of_every_number_have_blocks(width: int) -> None:
-    """Of whole blocks of 32 inputs: 4864 of Qwen2.5-0.5B are no multiple of 3, and 6176 / 4 is none of 32."""
+    """Whole blocks of 32 inputs: 4864 of Qwen2.5-0.5B are no multiple of 3, and 6176 / 4 is none of 32."""
     sizes = [len(block) for block in Moments.zeros(width).blocks]
     assert sum(sizes) == width
     assert len(sizes) == -(-width // rounding.MAX_TOGETHER)
