@@ -96,6 +96,8 @@ def test_no_safetensors_file(source: Path, content: bytes) -> None:
         ("dtype", None, "unknown dtype"),
         ("shape", [1] * 70 + [64], "config.json asks for [64]"),
         ("shape", [63], "spans"),
+        ("shape", [1 << 60] * 30_000, "spans"),
+        ("shape", [0, 64], "spans"),
         ("shape", [-64], "malformed"),
         ("shape", "64", "malformed"),
         ("data_offsets", [0, 1 << 40], "spans"),

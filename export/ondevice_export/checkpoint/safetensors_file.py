@@ -6,7 +6,6 @@ The file is read instead of memory-mapped: mapped pages count as resident memory
 from __future__ import annotations
 
 import json
-import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +105,13 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: the header entry of {name} is malformed") from error
         if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
             raise CheckpointError(f"{self.path}: {name} has unknown dtype {dtype!r:.99}")
-        nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
+        nbytes = 0 if 0 in shape else _ITEM_BYTES[dtype]
+        for count in shape:
+            nbytes *= count
+            if nbytes > size:  # the product of a hostile shape may have millions of digits
+                break
         if end - begin != nbytes:
-            raise CheckpointError(f"{self.path}: {name} is {dtype} {list(shape)} but spans {end - begin} bytes")
+            raise CheckpointError(f"{self.path}: {name} is {dtype} {list(shape)!s:.99} but spans {end - begin} bytes")
         if start + end > size:
             raise CheckpointError(f"{self.path} is truncated: {name} ends at byte {start + end} of {size}")
         return TensorEntry(name, dtype, shape, start + begin, nbytes)
