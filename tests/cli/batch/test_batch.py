@@ -12,8 +12,6 @@ import time
 from typing import Any
 
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion
 
 import ondevice
 from ondevice.cli.batch.command import BatchBar
@@ -152,8 +150,7 @@ def test_openai_form(ask, bundle):
         assert (choice["message"]["content"], choice["finish_reason"]) == (reply.text, "length")
         [choice] = found[2]["response"]["body"]["choices"]
         assert choice["text"] == model.generate("abc", max_new_tokens=3).text
-    for line, kind in ((1, ChatCompletion), (2, Completion)):
-        assert kind.model_validate(found[line]["response"]["body"]).model == "toy-model"
+    assert [found[line]["response"]["body"]["model"] for line in (1, 2)] == ["toy-model"] * 2  # OpenAI's types need it
     assert found[2]["response"]["body"]["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
     for line, complaint in {3: "url must be", 4: "body.n cannot be 2", 5: "body must be"}.items():
         assert complaint in found[line]["error"]["message"]
