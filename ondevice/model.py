@@ -218,7 +218,6 @@ class Model:
         bundle: Bundle,
         engine: Engine,
         threads: int,
-        load_s: float = 0.0,
         *,
         max_sequences: int = MAX_SEQUENCES,
         cache_bytes: int = CACHE_BYTES,
@@ -233,7 +232,6 @@ class Model:
             bundle: the target's bundle.
             engine: runs the bundle; the model closes it.
             threads: the engine's compute threads, for statistics.
-            load_s: seconds that loading took, for statistics.
             max_sequences: generations at the same time.
             cache_bytes: KV-cache budget for finished sequences.
             media_cache_bytes: budget for encoded pictures.
@@ -247,7 +245,7 @@ class Model:
         self._media_cache_bytes = media_cache_bytes
         self.engine = engine
         self.threads = threads
-        self.load_s = load_s
+        self.load_s = 0.0  # seconds that loading took, for statistics: `load` measures them
         self.context_length: int = engine.context_length
         self.last_stats: Stats = Stats()
         """Statistics of the generation that began last."""
