@@ -84,7 +84,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """The experts of a layer: feed-forward blocks of which each token uses a few, in addition to the dense block."""
+    """The experts of a layer: feed-forward blocks of which each token uses the few with the best scores."""
 
     count: int
     top: int
@@ -95,10 +95,18 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """down(activation(gate(x)) * up(x)); with experts the sum of it and of the experts' output, each normed."""
+    """A dense block, experts, or both.
+
+    A dense block, and every expert, is down(activation(gate(x)) * up(x)). The experts' output is the sum over a token's
+    experts of weight * expert(x), where the weights are the softmax of the scores of these experts. Experts alone and
+    their router read the block's input (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual
+    stream through a norm of their own, and the router through another; each weight is multiplied by a factor of its
+    expert, and the block's output is the sum of the dense output and the experts', each normed
+    (`Gemma4TextDecoderLayer`).
+    """
 
     width: int
-    """Rows of gate and up."""
+    """Rows of gate and up of the dense block; 0 if there is none."""
     activation: Activation
     experts: ExpertsConfig | None = None
     """None if the layer has the dense block only."""
@@ -199,10 +207,12 @@ def check_decoder(name: str, decoder: Decoder) -> None:
         require(types[:2] == ["attention", "feed_forward"], f"{place} has the blocks {', '.join(types)!s:.99}")
         require(types[2:] in ([], ["layer_embedding"]), f"{place} has the blocks {', '.join(types)!s:.99}")
         _check_attention(place, layer.attention, decoder)
+        experts = layer.feed_forward.experts
         for body in (block.body for block in layer.blocks):
             if not isinstance(body, Attention):
-                check_number(f"width of the {body.type} of {place}", body.width)
-        if (experts := layer.feed_forward.experts) is not None:
+                least = 0 if body is layer.feed_forward and experts is not None else 1
+                check_number(f"width of the {body.type} of {place}", body.width, least=least)
+        if experts is not None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)
             check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)

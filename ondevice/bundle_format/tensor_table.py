@@ -266,21 +266,21 @@ def _attention_shapes(body: Attention, hidden: int) -> Shapes:
 
 
 def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
-    shapes: Shapes = {
-        "mlp.gate_proj.weight": (body.width, hidden),
-        "mlp.up_proj.weight": (body.width, hidden),
-        "mlp.down_proj.weight": (hidden, body.width),
-    }
+    shapes: Shapes = {}
+    if body.width:
+        shapes["mlp.gate_proj.weight"] = shapes["mlp.up_proj.weight"] = (body.width, hidden)
+        shapes["mlp.down_proj.weight"] = (hidden, body.width)
     if body.experts is not None:
         count, inner = body.experts.count, body.experts.intermediate_size
         shapes["router.proj.weight"] = (count, hidden)
-        shapes["router.scale"] = (hidden,)
-        shapes["router.per_expert_scale"] = (count,)
-        shapes["pre_feedforward_layernorm_2.weight"] = (hidden,)
         shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden)
         shapes["experts.down_proj"] = (count, hidden, inner)
-        shapes["post_feedforward_layernorm_1.weight"] = (hidden,)
-        shapes["post_feedforward_layernorm_2.weight"] = (hidden,)
+        if body.width:
+            shapes["router.scale"] = (hidden,)
+            shapes["router.per_expert_scale"] = (count,)
+            shapes["pre_feedforward_layernorm_2.weight"] = (hidden,)
+            shapes["post_feedforward_layernorm_1.weight"] = (hidden,)
+            shapes["post_feedforward_layernorm_2.weight"] = (hidden,)
     return shapes
 
 

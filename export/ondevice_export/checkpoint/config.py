@@ -32,7 +32,8 @@ _UNSUPPORTED = (
     "logits_scaling",
     "residual_multiplier",
 )
-"""Fields that change what a model computes, in ways that bundles do not have, wherever they are set."""
+"""Fields that change what a model computes, in ways that bundles do not have, wherever they are set; but for classes
+that have them among their defaults."""
 
 _OF_SOME_CLASSES = (
     "final_logit_softcapping",
@@ -76,7 +77,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     ignored = set(_OF_SOME_CLASSES).difference(defaults)
     found = {name: value for name, value in found.items() if value is not None and name not in ignored}
     for name in _UNSUPPORTED:
-        if found.get(name):
+        if name not in defaults and found.get(name):
             raise CheckpointError(f"{text.origin}: {name} is not supported")
     if found.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise CheckpointError(f"{text.origin}: bidirectional attention is not supported, this is no language model")

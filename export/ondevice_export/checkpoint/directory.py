@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from ondevice.arrays import Float32Array
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
+from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, stack_experts
+
+Number = TypeVar("Number", bound=np.generic)
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -90,27 +93,10 @@ class Checkpoint(ABC):
                 raise CheckpointError(f"{name} has shape {list(found)}, {self.origin} asks for {list(expected)}")
 
 
-class TensorFile(Protocol):
-    """An open file of tensors."""
-
-    def close(self) -> None: ...
-
-
-class TensorPlace(Protocol):
-    """A file's description of one of its tensors."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-File = TypeVar("File", bound=TensorFile)
-Place = TypeVar("Place", bound=TensorPlace)
-
-
 class FilesCheckpoint(Checkpoint, Generic[File, Place]):
     """A checkpoint whose tensors lie in files of one format.
 
-    A subclass fills `_files` and `_tensors`, by the hub's names, when it is made.
+    A subclass fills `_files` and `_tensors`, by transformers 5's names, when it is made.
     """
 
     def __init__(self, location: Path) -> None:
@@ -120,7 +106,7 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         """
         self._location = location
         self._files: list[File] = []
-        self._tensors: dict[str, tuple[File, Place]] = {}
+        self._tensors: dict[str, Stack[File, Place]] = {}
 
     def close(self) -> None:
         for file in self._files:
@@ -134,9 +120,13 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name)[1].shape
+        return self._find(name).shape
 
-    def _find(self, name: str) -> tuple[File, Place]:
+    def read(self, name: str) -> Float32Array:
+        shape = self.shape(name)
+        return self.rows(name, 0, math.prod(shape[:-1])).reshape(shape)
+
+    def _find(self, name: str) -> Stack[File, Place]:
         try:
             return self._tensors[name]
         except KeyError:
@@ -152,52 +142,62 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
         self.origin = str(directory / "config.json")
         self.config = read_json(directory / "config.json")
         try:
+            found: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
             for path in _shards(directory):
                 file = SafetensorsFile(path)
                 self._files.append(file)
                 for name, entry in file.entries.items():
-                    if name in self._tensors:
+                    if name in found:
                         raise CheckpointError(f"{path} holds {name} a second time")
-                    self._tensors[name] = (file, entry)
+                    found[name] = (file, entry)
+            self._tensors = stack_experts(found, str(directory))
         except BaseException:
             self.close()
             raise
 
     def dtype(self, name: str) -> str:
-        return self._find(name)[1].dtype
+        return self._whole(name)[1].dtype
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        file, entry = self._find(name)
+        file, entry = self._whole(name)
         stride = entry.nbytes // entry.shape[0]
         data = file.read(entry, start * stride, (stop - start) * stride)
         return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
 
-    def read(self, name: str) -> Float32Array:
-        file, entry = self._find(name)
-        flat = to_float32(file.read(entry, 0, entry.nbytes), entry.dtype, f"{file.path}: {name}")
-        return flat.reshape(entry.shape)
-
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
-        file, entry = self._find(name)
-        *count, width = entry.shape
-        stride = entry.nbytes // math.prod(count)
-        data = file.read(entry, start * stride, (stop - start) * stride)
-        return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, width)
+        return joined([self._rows(part) for part in self._find(name).between(start, stop)])
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
-        file, entry = self._find(name)
+        file, entry = self._whole(name)
         stride = entry.nbytes // entry.shape[0]
         data = bytearray().join(file.read(entry, int(index) * stride, stride) for index in indices)
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(len(indices), *entry.shape[1:])
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
-        file, entry = self._find(name)
+        file, entry = self._whole(name)
         types = {"I64": np.int64, "I32": np.int32}
         if entry.dtype not in types:
             raise CheckpointError(f"{file.path}: {name} is {entry.dtype}, expected I64 or I32")
         return (
             np.frombuffer(file.read(entry, 0, entry.nbytes), types[entry.dtype]).astype(np.int64).reshape(entry.shape)
         )
+
+    def _whole(self, name: str) -> tuple[SafetensorsFile, TensorEntry]:
+        """The file and the entry of a tensor that is none of experts."""
+        (part,) = self._find(name).parts
+        return part.file, part.place
+
+    @staticmethod
+    def _rows(part: RowRange[SafetensorsFile, TensorEntry]) -> Float32Array:
+        file, entry = part.file, part.place
+        stride = entry.nbytes // entry.rows
+        data = file.read(entry, part.start * stride, (part.stop - part.start) * stride)
+        return to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
+
+
+def joined(rows: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    """Rows of several parts as one matrix, without a copy if there is one part."""
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
 def _shards(directory: Path) -> list[Path]:

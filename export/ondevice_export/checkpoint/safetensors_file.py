@@ -6,6 +6,7 @@ The file is read instead of memory-mapped: mapped pages count as resident memory
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ class TensorEntry:
     offset: int
     """First byte of the tensor, counted from the start of the file."""
     nbytes: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, of all matrices together."""
+        return math.prod(self.shape[:-1])
 
 
 class SafetensorsFile:

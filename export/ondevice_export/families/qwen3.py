@@ -1,21 +1,73 @@
-"""Qwen3: as Llama, with norms of the heads of queries and keys, whose size is 128 whatever the hidden size is."""
+"""Qwen3: as Llama, with norms of the heads of queries and keys, whose size is 128 whatever the hidden size is.
+
+Its mixtures, such as 30B-A3B, have experts in place of the dense block in all or some layers.
+"""
 
 from __future__ import annotations
 
-from ondevice.bundle_format.decoder import Block, Layer
+from typing import Any
+
+from ondevice.bundle_format.decoder import MAX_EXPERTS, Block, ExpertsConfig, FeedForward, Layer
+from ondevice.errors import CheckpointError
 from ondevice_export.families import qwen2
 from ondevice_export.families.family import Config, Family, attention, feed_forward
 from ondevice_export.families.llama import NAMES
 
 
 def layer(config: Config, index: int) -> Layer:
+    return _layer(config, index, feed_forward(config))
+
+
+def mixture_layer(config: Config, index: int) -> Layer:
+    return _layer(config, index, _experts(config) if _has_experts(config, index) else feed_forward(config))
+
+
+def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
     return Layer(
         (
             Block(attention(config, index, q_norm=True, k_norm=True), norm_in=True, norm_out=False),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
+            Block(feed, norm_in=True, norm_out=False),
         )
     )
 
+
+def _has_experts(config: Config, index: int) -> bool:
+    """Source: Qwen3MoeDecoderLayer."""
+    dense = config.data.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(isinstance(each, int) for each in dense):
+        raise CheckpointError(f"{config.origin}: mlp_only_layers is {dense!r:.99}, expected numbers of layers")
+    return index not in dense and (index + 1) % config.integer("decoder_sparse_step") == 0
+
+
+def _experts(config: Config) -> FeedForward:
+    if not config.flag("norm_topk_prob"):
+        raise CheckpointError(f"{config.origin}: norm_topk_prob is false: experts whose weights are not normalised")
+    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
+    top, width = config.integer("num_experts_per_tok", maximum=count), config.integer("moe_intermediate_size")
+    return FeedForward(0, config.activation, ExpertsConfig(count, top, width))
+
+
+def _spelling(data: dict[str, Any]) -> dict[str, Any]:
+    """The number of experts had another name before transformers 5."""
+    return {**data, "num_local_experts": data.get("num_experts", data["num_local_experts"])}
+
+
+_MIXTURE = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 128,
+    "norm_topk_prob": False,
+}
 
 FAMILIES = (
     Family(
@@ -24,5 +76,18 @@ FAMILIES = (
         defaults={**qwen2.DEFAULTS, "head_dim": 128},
         layer=layer,
         names=NAMES,
+    ),
+    Family(
+        name="qwen3-moe",
+        architectures=("Qwen3MoeForCausalLM",),
+        defaults=_MIXTURE,
+        layer=mixture_layer,
+        names={
+            **NAMES,
+            "router.proj.weight": "mlp.gate.weight",
+            "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+            "experts.down_proj": "mlp.experts.down_proj",
+        },
+        spelling=_spelling,
     ),
 )

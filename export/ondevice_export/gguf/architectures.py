@@ -202,6 +202,21 @@ def _dense(metadata: Metadata) -> dict[str, Any]:
     """Llama, Qwen2 and Qwen3: one kind of layer, without a window: llama.cpp reads none for them."""
     if metadata.integer("expert_count", 0, minimum=0):
         raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
+    return _without_window(metadata)
+
+
+def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
+    """As llama.cpp computes it, all layers have experts, and the weights of a token's experts are normalised."""
+    return {
+        **_without_window(metadata),
+        "num_local_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "norm_topk_prob": True,
+    }
+
+
+def _without_window(metadata: Metadata) -> dict[str, Any]:
     rope = _rope(metadata)
     return {
         "hidden_act": "silu",
@@ -342,8 +357,18 @@ _GEMMA_4 = {
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
 }
-MATRICES = {hub: file for file, hub in _GEMMA_4.items()}
+_QWEN_3 = {**_LLAMA, **_HEAD_NORMS}
+_QWEN_3_MIXTURE = {
+    **_QWEN_3,
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_gate_exps.weight": "mlp.experts.gate_proj",
+    "ffn_up_exps.weight": "mlp.experts.up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_MIXTURE) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
+MATRICES["mlp.experts.gate_up_proj"] = "ffn_gate_exps.weight"  # gate and up have the same inputs
 
 _PER_LAYER = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -358,7 +383,8 @@ _NEXTN = {
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
-    "qwen3": Architecture("Qwen3ForCausalLM", _dense, {**_LLAMA, **_HEAD_NORMS}, _MODEL),
+    "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),
     "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", _gemma4_assistant, _GEMMA_4, {**_MODEL, **_NEXTN}),

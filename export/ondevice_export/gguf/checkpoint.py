@@ -19,9 +19,10 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.directory import FilesCheckpoint
+from ondevice_export.checkpoint.directory import FilesCheckpoint, joined
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.source import GGUF, PART
+from ondevice_export.checkpoint.stacks import RowRange, stack_experts
 from ondevice_export.gguf.architectures import DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
@@ -63,12 +64,14 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             architecture = self.metadata.get("general.architecture")
             self._architecture = find_architecture(architecture, self.origin)
             self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
+            named: dict[str, tuple[GgufFile, GgufTensor]] = {}
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
                 if hub_name is None and name != DIVISORS:
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
                 if hub_name is not None:
-                    self._tensors[hub_name] = place
+                    named[hub_name] = place
+            self._tensors = stack_experts(named, self.origin)
             self.vocabulary = None
             if "tokenizer.ggml.tokens" in self.metadata:
                 self.vocabulary = Vocabulary(self.metadata, self.config["vocab_size"], self.origin)
@@ -78,19 +81,21 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             raise
 
     def kind(self, name: str) -> TensorType:
-        """The type of a tensor in the file."""
-        return self._find(name)[1].kind
+        """The type of a tensor in the file; of experts whose gate and up have different types, that of gate."""
+        return self._find(name).parts[0].place.kind
 
     def dtype(self, name: str) -> str:
         return self.kind(name).name
 
     def types(self) -> dict[str, int]:
-        """The number of tensors of each type."""
-        return dict(Counter(entry.kind.name for _, entry in self._tensors.values()))
+        """The number of the file's tensors of each type."""
+        places = {part.place.name: part.place for stack in self._tensors.values() for part in stack.parts}
+        return dict(Counter(place.kind.name for place in places.values()))
 
     def kept_format(self, name: str) -> WeightFormat | None:
         """The format in which a bundle stores a matrix as it is; None if there is none."""
-        return _KEPT.get(self.kind(name).name)
+        kinds = {part.place.kind.name for part in self._find(name).parts}
+        return _KEPT.get(kinds.pop()) if len(kinds) == 1 else None
 
     def kept_blocks(
         self, name: str, start: int, stop: int
@@ -128,24 +133,24 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return (digests[0] if len(digests) == 1 else whole).hexdigest()
 
     def raw_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        file, entry = self._find(name)
-        order = self._order(name, entry)
+        return joined([self._raw_rows(name, part) for part in self._find(name).between(start, stop)])
+
+    def _raw_rows(self, name: str, part: RowRange[GgufFile, GgufTensor]) -> NDArray[np.uint8]:
+        """Rows that lie in one of the file's tensors."""
+        order = self._order(name, part.place)
         if order is None:
-            return file.read_rows(entry, start, stop)
-        wanted = order[start:stop]
+            return part.file.read_rows(part.place, part.start, part.stop)
+        wanted = order[part.start : part.stop]
         first = int(wanted.min())
-        return file.read_rows(entry, first, int(wanted.max()) + 1)[wanted - first]
+        return part.file.read_rows(part.place, first, int(wanted.max()) + 1)[wanted - first]
 
     def blocks(self, name: str, start: int, stop: int) -> Blocks:
         """Rows `start` to `stop` of a quantised matrix as codes, scales and minimums."""
         return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
-        return to_float32(self.raw_rows(name, start, stop), self.kind(name))
-
-    def read(self, name: str) -> Float32Array:
-        entry = self._find(name)[1]
-        return self.rows(name, 0, entry.rows).reshape(entry.shape)
+        parts = self._find(name).between(start, stop)
+        return joined([to_float32(self._raw_rows(name, part), part.place.kind) for part in parts])
 
     def picked_rows(self, name: str, indices: NDArray[np.int64]) -> Float32Array:
         picked = [self.rows(name, int(index), int(index) + 1) for index in indices]

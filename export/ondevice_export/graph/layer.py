@@ -19,7 +19,8 @@ READERS = {
     "feed_forward": ("mlp.gate_proj", "mlp.up_proj"),
     "layer_embedding": ("per_layer_input_gate",),
 }
-"""Type of a block -> the modules that read the output of the norm before it."""
+"""Type of a block -> the modules that read the output of the norm before it. A block of experts alone has none of them:
+its norm, which the router reads too, is never rescaled."""
 
 
 def decoder_layer(
@@ -76,18 +77,29 @@ def _layer_embedding(module: Module, body: LayerEmbedding, x: ir.Value, own: ir.
 
 
 def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Value) -> ir.Value:
-    """`down(activation(gate(x)) * up(x))`: [T, H] -> [T, H].
-
-    With experts, which read `hidden`, it is the sum of the two outputs, each normed.
-    """
-    builder, mlp = module.builder, module.at("mlp.")
-    gate = activated(builder, body.activation, mlp.linear(x, "gate_proj"))
-    dense = mlp.linear(builder.op("Mul", gate, mlp.linear(x, "up_proj")), "down_proj")
+    """The dense block and the experts, as `FeedForward` says: [T, H] -> [T, H]."""
     if body.experts is None:
-        return dense
-    dense = module.norm(dense, "post_feedforward_layernorm_1")
-    chosen = _mix_experts(module, hidden, body.experts, body.activation)
-    return builder.op("Add", dense, module.norm(chosen, "post_feedforward_layernorm_2"))
+        return _dense(module.at("mlp."), body.activation, x)
+    builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
+    if not body.width:
+        with builder.scope("experts"):
+            routes = _route(module, x, body.experts)
+            return _mix_experts(module, x, body.experts, body.activation, routes)
+    dense = module.norm(_dense(module.at("mlp."), body.activation, x), "post_feedforward_layernorm_1")
+    with builder.scope("experts"):
+        scale = own.read("scale") * np.float32(size**-0.5)
+        weights, chosen = _route(module, module.rms_norm(hidden, own.array("scale", scale)), body.experts)
+        factors = builder.op("Gather", own.vector("per_expert_scale"), chosen, axis=0)
+        routes = builder.op("Mul", weights, factors), chosen
+        inputs = module.norm(hidden, "pre_feedforward_layernorm_2")
+        mixed = _mix_experts(module, inputs, body.experts, body.activation, routes)
+    return builder.op("Add", dense, module.norm(mixed, "post_feedforward_layernorm_2"))
+
+
+def _dense(mlp: Module, activation: Activation, x: ir.Value) -> ir.Value:
+    """`down(activation(gate(x)) * up(x))`: [T, H] -> [T, H]."""
+    gate = activated(mlp.builder, activation, mlp.linear(x, "gate_proj"))
+    return mlp.linear(mlp.builder.op("Mul", gate, mlp.linear(x, "up_proj")), "down_proj")
 
 
 def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.Value:
@@ -97,10 +109,14 @@ def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.
     return builder.op("Gelu", x, approximate="tanh")
 
 
-def _mix_experts(module: Module, hidden: ir.Value, config: ExpertsConfig, activation: Activation) -> ir.Value:
-    """`sum of weight * expert(pre_ff_norm_2(hidden))` over the experts of each row: [T, H] -> [T, H].
+Routes = tuple[ir.Value, ir.Value]
+"""Weights [T, top] and expert indices [T, top] of each row, the best expert first."""
 
-    Source: Gemma4TextDecoderLayer, Gemma4TextExperts.
+
+def _mix_experts(
+    module: Module, x: ir.Value, config: ExpertsConfig, activation: Activation, routes: Routes
+) -> ir.Value:
+    """`sum of weight * expert(x)` over the experts of each row: [T, H] -> [T, H].
 
     Each expert is two matrices and runs on the rows routed to it, often none: rows are sorted by expert, split, and
     put back in order. Two rejected alternatives: `com.microsoft.QMoE` would be one node, but on CPU it has no gate
@@ -108,37 +124,29 @@ def _mix_experts(module: Module, hidden: ir.Value, config: ExpertsConfig, activa
     few nodes, but MatMulNBits then unpacks them to float32 in every run: 28 ms, against 0.4 ms for a constant matrix.
     """
     builder, size = module.builder, module.config.hidden_size
-    with builder.scope("experts"):
-        weights, chosen = _route(module, hidden, config)
-        flat = builder.reshape(chosen, -1)
-        order = _sorted(builder, flat)
-        rows = builder.op("Div", order, builder.constant(np.array(config.top, np.int64)))
-        inputs = builder.op("Gather", module.norm(hidden, "pre_feedforward_layernorm_2"), rows, axis=0)
-        outputs = _run(module.at("experts."), _split(builder, inputs, flat, config.count), config, activation)
-        joined = builder.op("Concat", *outputs, axis=0)
-        back = builder.op("Gather", joined, _sorted(builder, order), axis=0)
-        mixed = builder.op(
-            "MatMul",
-            builder.reshape(weights, -1, 1, config.top),
-            builder.reshape(back, -1, config.top, size),
-        )
-        return builder.reshape(mixed, -1, size)
+    weights, chosen = routes
+    flat = builder.reshape(chosen, -1)
+    order = _sorted(builder, flat)
+    rows = builder.op("Div", order, builder.constant(np.array(config.top, np.int64)))
+    inputs = builder.op("Gather", x, rows, axis=0)
+    outputs = _run(module.at("experts."), _split(builder, inputs, flat, config.count), config, activation)
+    joined = builder.op("Concat", *outputs, axis=0)
+    back = builder.op("Gather", joined, _sorted(builder, order), axis=0)
+    mixed = builder.op(
+        "MatMul",
+        builder.reshape(weights, -1, 1, config.top),
+        builder.reshape(back, -1, config.top, size),
+    )
+    return builder.reshape(mixed, -1, size)
 
 
-def _route(module: Module, hidden: ir.Value, config: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
-    """Expert routing: weights [T, top] and expert indices [T, top] of each row, likeliest first (Gemma4TextRouter).
-
-    `softmax(proj(norm(hidden) * scale * H**-0.5))`; the `top` largest are scaled to sum to 1, then multiplied by
-    `per_expert_scale`.
-    """
+def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
+    """The experts of each row with the best scores, `proj(x)`, and the softmax of these (Qwen3MoeTopKRouter)."""
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
-    scale = own.read("scale") * np.float32(size**-0.5)
-    normed = module.rms_norm(hidden, own.array("scale", scale))
-    scores = product(builder, normed, own.vector("proj.weight"), (config.count, size))
+    scores = product(builder, x, own.vector("proj.weight"), (config.count, size))
     shares = builder.op("Softmax", scores, axis=-1)
     best, chosen = builder.ops("TopK", shares, builder.integers(config.top), axis=-1, outputs=2)
-    best = builder.op("Div", best, builder.op("ReduceSum", best, builder.integers(-1), keepdims=1))
-    return builder.op("Mul", best, builder.op("Gather", own.vector("per_expert_scale"), chosen, axis=0)), chosen
+    return builder.op("Div", best, builder.op("ReduceSum", best, builder.integers(-1), keepdims=1)), chosen
 
 
 def _sorted(builder: GraphBuilder, numbers: ir.Value) -> ir.Value:

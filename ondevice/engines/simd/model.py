@@ -38,24 +38,24 @@ class Experts:
     """The experts of a layer: feed-forward blocks of which every row uses the `top` with the best scores.
 
     The scores of a row h are router @ (h / RMS(h)). The weight of a chosen expert is the softmax over the scores of the
-    chosen experts, times the expert's `scale`. The layer uses dense_norm(dense) + norm(sum of weight *
-    expert(pre_norm(h))) instead of `dense`, the output of the dense block.
+    chosen experts, times the expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h)); beside
+    `dense`, the output of the dense block, it is dense_norm(dense) + norm(that sum).
     """
 
     router: Float32Array
-    """float32[experts, width], already multiplied by the weight of the router's norm."""
+    """float32[experts, width], already multiplied by the weight of the norm before the router."""
     scale: Float32Array
-    """float32[experts]"""
+    """float32[experts], all 1 for experts alone."""
     top: int
     pre_norm: Float32Array
     gate_up: tuple[Matrix, ...]
     """One matrix [2 * inner, width] per expert: the rows of gate, then the rows of up."""
     down: tuple[Matrix, ...]
     """One matrix [width, inner] per expert."""
-    norm: Float32Array
-    """Norm of the weighted sum of the experts' outputs."""
-    dense_norm: Float32Array
-    """Norm of the dense block's output."""
+    norm: Float32Array | None
+    """Norm of the weighted sum of the experts' outputs; None for experts alone."""
+    dense_norm: Float32Array | None
+    """Norm of the dense block's output; None without one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,16 +245,18 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             matrices[name.removesuffix(".weight")] = tensors.matrix(prefix + name)
     experts, found = None, config.feed_forward.experts
     if found is not None:
+        alone = not config.feed_forward.width
+        pre_norm = floats["pre_feedforward_layernorm" if alone else "pre_feedforward_layernorm_2"]
         with np.errstate(over="ignore"):  # an infinite score makes the logits NaN, and that is an error
-            router = floats["router.proj"] * floats["router.scale"]
+            router = floats["router.proj"] * (pre_norm if alone else floats["router.scale"])
         experts = Experts(
             router=router,
-            scale=floats["router.per_expert_scale"],
+            scale=floats.get("router.per_expert_scale", np.ones(found.count, np.float32)),
             top=found.top,
-            pre_norm=floats["pre_feedforward_layernorm_2"],
+            pre_norm=pre_norm,
             gate_up=tensors.matrices(f"{prefix}experts.gate_up_proj"),
             down=tensors.matrices(f"{prefix}experts.down_proj"),
-            norm=floats["post_feedforward_layernorm_2"],
-            dense_norm=floats["post_feedforward_layernorm_1"],
+            norm=floats.get("post_feedforward_layernorm_2"),
+            dense_norm=floats.get("post_feedforward_layernorm_1"),
         )
     return DecoderLayer(config, source, matrices, floats, experts)

@@ -19,6 +19,7 @@ _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
 }
@@ -79,10 +80,10 @@ def write_gguf(
     more(writer)
     if divisors is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
-    for name, values in state.items():
+    for name, values in _separate(architecture, state).items():
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
-        if data.ndim > 1 and stored is not Kind.F32 and not name.endswith("router.proj.weight"):
+        if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(("router.proj.weight", "mlp.gate.weight")):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
             writer.add_tensor(own, np.ascontiguousarray(data))
@@ -91,6 +92,18 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _separate(architecture: str, state: State) -> State:
+    """Gate and up of experts apart from each other, as the conversion of Qwen3's mixtures leaves them."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for name, values in state.items():
+        if architecture == "qwen3moe" and name.endswith("gate_up_proj"):
+            for own, part in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                found[name.replace("gate_up", own)] = part
+        else:
+            found[name] = values
+    return found
 
 
 def _blocks(data: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
@@ -164,6 +177,10 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_value_length(head_dim)
     ropes = config.rope_parameters
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
 

@@ -46,6 +46,11 @@ def _made(name: str) -> Any:
     if name == "qwen3":
         config = transformers.Qwen3Config(**_SIZES, num_hidden_layers=2, tie_word_embeddings=True)
         return random_model(transformers.Qwen3ForCausalLM(config))
+    if name == "qwen3moe":
+        experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return random_model(
+            transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**_SIZES, num_hidden_layers=2, **experts))
+        )
     config = transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, query_pre_attn_scalar=32)
     return random_model(transformers.Gemma3ForCausalLM(config))
 
@@ -63,7 +68,7 @@ def _assert_same(checkpoint: GgufCheckpoint, model: Any, offset: float = 0.0) ->
         np.testing.assert_array_equal(checkpoint.read(name), expected, err_msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"])
 def test_tensors_and_configuration_are_those_of_the_model(tmp_path: Path, architecture: str) -> None:
     model = _made(architecture)
     with _written(tmp_path / "model.gguf", architecture, model) as checkpoint:
@@ -74,6 +79,9 @@ def test_tensors_and_configuration_are_those_of_the_model(tmp_path: Path, archit
             assert found[name] == expected[name], name
         for name in ("query_pre_attn_scalar", "sliding_window", "layer_types", "hidden_activation"):
             if architecture == "gemma3":
+                assert found[name] == expected[name], name
+        for name in ("num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"):
+            if architecture == "qwen3moe":
                 assert found[name] == expected[name], name
         ropes = expected["rope_parameters"]
         for kind in set(found["layer_types"]):

@@ -206,19 +206,60 @@ def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: N
         np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("of_up", [Kind.Q4_1, Kind.Q8_0])
+def test_experts_of_quantised_files(tmp_path: Path, of_up: Kind, engine: EngineName, kernels: None) -> None:
+    """Gate and up of one type are kept; of two types, they are one matrix of the bundle's own format."""
+    sizes = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    fields = {**SIZES, **sizes, "hidden_size": 128, "num_hidden_layers": 2, "head_dim": 32}
+    model = random_model(transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields)))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 1.0 if name.endswith("mlp.gate.weight") else 0.1)
+
+    def kind(name: str) -> Kind:
+        return of_up if "up_proj" in name else Kind.Q4_1
+
+    path = write_gguf(tmp_path / "moe.gguf", "qwen3moe", model.config, state_of(model), kind=kind, more=_tokens)
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    with GgufCheckpoint(path) as file:
+        weights = {name: file.read(name) for name in file.names}
+        assert (file.kept_format("model.layers.0.mlp.experts.gate_up_proj") is None) == (of_up is Kind.Q8_0)
+        assert file.types()["Q4_1"] == (16 if of_up is Kind.Q4_1 else 14)
+    tensor, found = _stored(bundle, "layers.1.experts.gate_up_proj")
+    assert (tensor.format, tensor.shape) == ("int4" if of_up is Kind.Q4_1 else "int8", (5, 128, 128))
+    expected = weights["model.layers.1.mlp.experts.gate_up_proj"].reshape(found.shape)
+    close = {"atol": 0.01} if of_up is Kind.Q8_0 else {"rtol": 0}
+    np.testing.assert_allclose(found, expected, **close)
+    model.load_state_dict({name: torch.tensor(values) for name, values in weights.items()}, strict=False)
+    ids = list(range(5, 45))
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    with closing(open_engine(engine, bundle, 1)) as opened:
+        session = opened.open_session()
+        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
+        near = np.abs(outputs.logits - logits).max(-1) < 0.06 * np.abs(logits).max()
+        assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"])
 def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
+        "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
     if architecture != "qwen2":
         fields["head_dim"] = 32
+    if architecture == "qwen3moe":
+        sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        fields |= {**sizes, "norm_topk_prob": True, "bos_token_id": None, "eos_token_id": None}
     if architecture == "gemma3":
         fields |= {"sliding_window": 16, "query_pre_attn_scalar": 32, "rms_norm_eps": 1e-6}
     model = random_model(made(configured(**fields)))
@@ -275,6 +316,7 @@ def test_rounding_a_file_to_fewer_bits_says_what_it_costs(llama: tuple[Path, Any
     assert "16 of 16 matrices are rounded to 4 bits a second time" in noted(Kind.Q8_0, "int4")[0]
     assert noted(Kind.Q4_0, "int4") == []
     assert noted(Kind.Q8_0, "int8") == []
+    assert noted(Kind.F32, "int4") == noted(Kind.BF16, "int4") == []
 
 
 def test_options_that_contradict_a_file(llama: tuple[Path, Any], tmp_path: Path) -> None:

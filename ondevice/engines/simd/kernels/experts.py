@@ -129,7 +129,10 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
 
 @kernel
 def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """x = norm(x) + norm(sum of weight * output), float32[rows, width]; outputs are added from the best expert on."""
+    """x = norm(x) + norm(sum of weight * output), float32[rows, width], or the sum alone, without norms.
+
+    Outputs are added from the best expert on.
+    """
     step = read_step(Mix, words)
     width, top, eps = step.width, step.top, bits_float(np.int32(step.eps))
     rows = state[step.row_set]
@@ -142,7 +145,10 @@ def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None
                 output = load(step.outputs + 4 * width * read_i64(chosen + 8 * j) + i)
                 total = fma(output, full(read_f32(weights + 4 * j)), total)
             store(own + i, total)
-        norm(own, step.norm, own, width, eps)
-        norm(x, step.weight, x, width, eps)
+        if step.weight:
+            norm(own, step.norm, own, width, eps)
+            norm(x, step.weight, x, width, eps)
+            for i in range(0, 4 * width, 64):
+                store(own + i, load(x + i) + load(own + i))
         for i in range(0, 4 * width, 64):
-            store(x + i, load(x + i) + load(own + i))
+            store(x + i, load(own + i))

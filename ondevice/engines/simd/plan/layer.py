@@ -50,13 +50,14 @@ def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     for joined in heads:
         layout.add(*joined)
     layout.add(matrices["self_attn.o_proj"])
-    gate, up = matrices["mlp.gate_proj"], matrices["mlp.up_proj"]
-    if gate.joins(up):
-        layout.add_gated(gate, up)
-    else:
-        layout.add(gate)
-        layout.add(up)
-    layout.add(matrices["mlp.down_proj"])
+    if layer.config.feed_forward.width:
+        gate, up = matrices["mlp.gate_proj"], matrices["mlp.up_proj"]
+        if gate.joins(up):
+            layout.add_gated(gate, up)
+        else:
+            layout.add(gate)
+            layout.add(up)
+        layout.add(matrices["mlp.down_proj"])
     for name in ("per_layer_input_gate", "per_layer_projection"):
         if name in matrices:
             layout.add(matrices[name])
@@ -86,7 +87,8 @@ class PlannedBlock(NamedTuple):
 
     input_norm: Float32Array | None
     reader: Matrix | None
-    """The matrix that reads the input, which determines how it is quantised; None for a block without an input."""
+    """The matrix that reads the input, which determines how it is quantised; None for a block that reads h itself, or
+    nothing."""
     add: Callable[[], None]
     """Adds the steps of f."""
     out: int
@@ -173,6 +175,7 @@ class LayerPlanner:
         planned = list[PlannedBlock]()
         for block in layer.config.blocks:
             body, (before, after) = block.body, NORMS[block.body.type]
+            reader: Matrix | None
             if isinstance(body, Attention):
                 if index in path.without_attention:
                     continue
@@ -180,14 +183,13 @@ class LayerPlanner:
             elif isinstance(body, FeedForward):
                 if index in path.without_mlp:
                     continue
-                up = layer.matrices["mlp.up_proj"]
-                reader = up if up in self._builder.places else layer.matrices["mlp.gate_proj"]
-                add = partial(self._feed_forward, layer, body, stream)
+                reader, add = self._gate_reader(layer), partial(self._feed_forward, layer, body, stream)
             else:
                 reader = layer.matrices["per_layer_input_gate"]
                 add = partial(self._layer_embedding, index, layer, body, stream)
             norms = layer.floats
-            planned.append(PlannedBlock(norms.get(before), reader, add, out, norms.get(after)))
+            entry_norm = None if reader is None else norms.get(before)
+            planned.append(PlannedBlock(entry_norm, reader, add, out, norms.get(after)))
         if not planned and scalar is not None:
             planned.append(PlannedBlock(None, None, lambda: None, self._zeros, None))
         return [*planned[:-1], planned[-1]._replace(scalar=scalar)] if planned else []
@@ -269,8 +271,21 @@ class LayerPlanner:
         )  # fmt: skip
         self._builder.add(attend._replace(window=window, most=most, chosen=self._chosen))
 
+    def _gate_reader(self, layer: DecoderLayer) -> Matrix | None:
+        """The matrix that first reads the input of the feed-forward block; None for experts alone."""
+        gate, up = (layer.matrices.get(f"mlp.{name}_proj") for name in ("gate", "up"))
+        return up if up in self._builder.places else gate  # up is placed unless it is joined with gate
+
     def _feed_forward(self, layer: DecoderLayer, body: FeedForward, stream: Stream) -> None:
-        builder, row_set, out = self._builder, stream.row_set, self._scratch
+        out = self._scratch
+        if body.width:
+            self._dense(layer, body, stream, out)
+        if layer.experts is not None:
+            assert self._experts is not None
+            self._experts.add(layer.experts, body.activation, stream.row_set, stream.hidden, out)
+
+    def _dense(self, layer: DecoderLayer, body: FeedForward, stream: Stream, out: int) -> None:
+        builder, row_set = self._builder, stream.row_set
         gate, up, down = (layer.matrices[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
         if up not in builder.places:  # it is joined with gate
             builder.gated(row_set, gate, self.entry, self._inner, down, body.activation)
@@ -281,9 +296,6 @@ class LayerPlanner:
             stride = 4 * TILE * builder.places[up].tiles
             builder.gated(row_set, gate, self.entry, self._inner, down, body.activation, out, stride)
         builder.project(row_set, down, self._inner, out)
-        if layer.experts is not None:
-            assert self._experts is not None
-            self._experts.add(layer.experts, body.activation, row_set, stream.hidden, out)
 
     def _layer_embedding(self, index: int, layer: DecoderLayer, body: LayerEmbedding, stream: Stream) -> None:
         gate, projection = (layer.matrices[f"per_layer_{name}"] for name in ("input_gate", "projection"))
@@ -320,14 +332,14 @@ class ExpertsPlanner:
         """float32[pairs, width], the output of the down projection."""
 
     def add(self, experts: Experts, activation: Activation, row_set: int, hidden: int, out: int) -> None:
-        """Add the steps that replace the dense block's output by the sum of it and the experts' output, both normed.
+        """Add the steps that write the experts' output, or replace the dense block's by the sum of both, each normed.
 
         Args:
             experts: sizes, norms and matrices.
             activation: the function of their gates.
             row_set: rows to run on.
             hidden: address of float32[rows, width], the residual stream, which the experts read.
-            out: address of float32[rows, width], the dense block's output, which is replaced.
+            out: address of float32[rows, width], the dense block's output if there is one, which is replaced.
         """
         builder, constant, groups = self._builder, self._builder.constant, self._groups
         (count, width), gate_up, down = experts.router.shape, experts.gate_up[0], experts.down[0]
@@ -368,9 +380,9 @@ class ExpertsPlanner:
                 out,
                 width,
                 builder.eps,
-                weight=constant(experts.dense_norm),
+                weight=0 if experts.dense_norm is None else constant(experts.dense_norm),
                 outputs=self._outputs,
-                norm=constant(experts.norm),
+                norm=0 if experts.norm is None else constant(experts.norm),
                 weights=self._weights,
                 chosen=self._chosen,
                 top=experts.top,

@@ -353,7 +353,7 @@ class Spread(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """x = norm(x) + norm(sum over a row's experts of weight * output)."""
+    """x = norm(x) + norm(sum over a row's experts of weight * output); without norms x = that sum."""
 
     row_set: int
     x: int
@@ -361,11 +361,11 @@ class Mix(NamedTuple):
     width: int
     eps: int
     weight: int
-    """Address of float32[width], the weight of the norm of x."""
+    """Address of float32[width], the weight of the norm of x; 0 if x is only written."""
     outputs: int
     """Address of float32[rows * top, width], the outputs of the pairs in their sorted order; overwritten."""
     norm: int
-    """Address of float32[width], the weight of the norm of the experts' sum."""
+    """Address of float32[width], the weight of the norm of the experts' sum; 0 with a `weight` of 0."""
     weights: int
     chosen: int
     top: int

@@ -1,0 +1,113 @@
+"""Tensors that lie in files as rows of several others: the experts of a layer.
+
+Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`;
+GGUF files have one tensor of each for all experts. transformers 5 multiplies two: `experts.gate_up_proj` [experts,
+2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H, inner]. So do bundles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ondevice.bundle_format.decoder import MAX_EXPERTS
+from ondevice.errors import CheckpointError
+
+_OF_ONE = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>\d{1,4})\.(?P<matrix>gate|up|down)_proj\.weight")
+_OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate|up)_proj")
+
+
+class TensorFile(Protocol):
+    """An open file of tensors."""
+
+    def close(self) -> None: ...
+
+
+class TensorPlace(Protocol):
+    """A file's description of one of its tensors."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, of all matrices together."""
+
+
+File = TypeVar("File", bound=TensorFile)
+Place = TypeVar("Place", bound=TensorPlace)
+
+
+@dataclass(frozen=True)
+class RowRange(Generic[File, Place]):
+    """Rows `start` to `stop` of a tensor in a file."""
+
+    file: File
+    place: Place
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Stack(Generic[File, Place]):
+    """A tensor of a checkpoint: its shape, and the rows of files' tensors that follow each other in it."""
+
+    shape: tuple[int, ...]
+    parts: tuple[RowRange[File, Place], ...]
+
+    def between(self, start: int, stop: int) -> Iterator[RowRange[File, Place]]:
+        """The parts that rows `start` to `stop` consist of."""
+        for part in self.parts:
+            count = part.stop - part.start
+            first, last = max(start, 0), min(stop, count)
+            if first < last:
+                yield RowRange(part.file, part.place, part.start + first, part.start + last)
+            start, stop = start - count, stop - count
+
+
+def whole(file: File, place: Place) -> Stack[File, Place]:
+    """A tensor as it is in a file."""
+    return Stack(place.shape, (RowRange(file, place, 0, place.rows),))
+
+
+def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dict[str, Stack[File, Place]]:
+    """The tensors of files by the hub's names, with experts as transformers 5 has them.
+
+    Raises:
+        CheckpointError: an expert is missing, or has matrices of other shapes than the others.
+    """
+    found: dict[str, Stack[File, Place]] = {}
+    experts: dict[tuple[str, str], dict[int, RowRange[File, Place]]] = {}
+    for name, (file, place) in tensors.items():
+        if (one := _OF_ONE.fullmatch(name)) is not None:
+            own = experts.setdefault((one["experts"], one["matrix"]), {})
+            own[int(one["number"])] = RowRange(file, place, 0, place.rows)
+        elif (every := _OF_ALL.fullmatch(name)) is not None and len(place.shape) == 3:
+            count, rows, _ = place.shape
+            steps = range(min(count, MAX_EXPERTS + 1))
+            parts = {number: RowRange(file, place, number * rows, (number + 1) * rows) for number in steps}
+            experts[every["experts"], every["matrix"]] = parts
+        else:
+            found[name] = whole(file, place)
+    for (prefix, matrix), own in experts.items():
+        if matrix == "down":
+            found[f"{prefix}.down_proj"] = _stacked(f"{origin}: {prefix}", own)
+        else:
+            gate, up = (experts.get((prefix, each), {}) for each in ("gate", "up"))
+            found[f"{prefix}.gate_up_proj"] = _stacked(f"{origin}: {prefix}", gate, up)
+    return found
+
+
+def _stacked(origin: str, *matrices: Mapping[int, RowRange[File, Place]]) -> Stack[File, Place]:
+    """One tensor [experts, rows, width] of several matrices of each expert, one above the other."""
+    count = max(map(len, matrices))
+    if missing := [number for number in range(count) for each in matrices if number not in each]:
+        raise CheckpointError(f"{origin} has not all matrices of expert {missing[0]}")
+    parts = tuple(each[number] for number in range(count) for each in matrices)
+    shapes = {(part.stop - part.start, part.place.shape[-1]) for part in parts}
+    if len(shapes) > 1 or any(len(part.place.shape) < 2 for part in parts):
+        raise CheckpointError(f"{origin} has experts of different shapes")
+    ((rows, width),) = shapes
+    return Stack((count, len(matrices) * rows, width), parts)
