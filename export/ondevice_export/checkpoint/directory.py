@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -16,7 +16,7 @@ from ondevice.arrays import Float32Array
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
-from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, stack_experts
+from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Taken, stack_experts
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -126,6 +126,22 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         shape = self.shape(name)
         return self.rows(name, 0, math.prod(shape[:-1])).reshape(shape)
 
+    def split(self, prefix: str, rows_of: Mapping[str, tuple[str, Sequence[Taken]]]) -> None:
+        """Replace tensors by those that are rows of them: for each of these the tensor that has it, and the rows.
+
+        All names are without the prefix.
+
+        Raises:
+            CheckpointError: a tensor is missing, or has another number of rows than are taken from it.
+        """
+        taken = {joined: 0 for joined, _ in rows_of.values()}
+        for name, (joined, ranges) in rows_of.items():
+            self._tensors[prefix + name] = part = self._find(prefix + joined).rows(ranges)
+            taken[joined] += part.shape[0]
+        for joined, count in taken.items():
+            if (found := self._tensors.pop(prefix + joined).shape)[:-1] != (count,):
+                raise CheckpointError(f"{prefix}{joined} has shape {list(found)}, {self.origin} asks for {count} rows")
+
     def _find(self, name: str) -> Stack[File, Place]:
         try:
             return self._tensors[name]
@@ -192,7 +208,8 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
         file, entry = part.file, part.place
         stride = entry.nbytes // entry.rows
         data = file.read(entry, part.start * stride, (part.stop - part.start) * stride)
-        return to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
+        rows = to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
+        return rows if part.factor == 1 else rows * np.float32(part.factor)
 
 
 def joined(rows: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:

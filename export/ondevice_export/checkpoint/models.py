@@ -22,8 +22,8 @@ from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
-from ondevice_export.checkpoint.directory import Checkpoint, SafetensorsCheckpoint
-from ondevice_export.checkpoint.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.directory import Checkpoint, FilesCheckpoint, SafetensorsCheckpoint
+from ondevice_export.checkpoint.gemma_quantization import GemmaQuantization, read_quantization
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
@@ -88,8 +88,9 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
     with open_checkpoint(checkout) as (opened, checkpoint):
         family, fields, config = read_target(checkpoint.config, checkpoint.origin)
         quantization = read_quantization(checkpoint.config, checkpoint.origin)
-        own_names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
-        names = _names(own_names, config, family, checkpoint.origin)
+        names = _names(_weights(checkpoint, quantization), config, family, checkpoint.origin)
+        for index in range(len(config.layers)):
+            checkpoint.split(f"{names.prefix}layers.{index}.", family.rows_of(fields, index))
         tensors = NamedTensors(checkpoint, names, _norm_offset(fields))
         if quantization is None and config.tied and not _heads_agree(checkpoint, names):
             config = dataclasses.replace(config, tied=False)
@@ -104,7 +105,7 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
             modules.check()
         prefix = tensors.names.prefix
         sharing = (index for index, layer in enumerate(config.layers) if layer.attention.kv_source is not None)
-        skipped = _unread(own_names, shapes, _unused_kv(prefix, sharing), prefix)
+        skipped = _unread(_weights(checkpoint, quantization), shapes, _unused_kv(prefix, sharing), prefix)
         vision, audio = None, None
         if family.towers and not text_only:
             quantised = modules is not None
@@ -139,7 +140,9 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
 
 
 @contextmanager
-def open_checkpoint(checkout: Checkout, *, tokenizer: bool = True) -> Iterator[tuple[Checkout, Checkpoint]]:
+def open_checkpoint(
+    checkout: Checkout, *, tokenizer: bool = True
+) -> Iterator[tuple[Checkout, FilesCheckpoint[Any, Any]]]:
     """Open a directory or a GGUF file; the checkout's `directory` has the text files while it is open.
 
     A GGUF file's are made from its metadata, in a temporary directory, its tokenizer only if `tokenizer` is set.
@@ -156,6 +159,11 @@ def open_checkpoint(checkout: Checkout, *, tokenizer: bool = True) -> Iterator[t
 def checkpoint_shapes(target: Target, names: TensorNames) -> Shapes:
     """The shapes of the target's tensors by their names in a checkpoint."""
     return {names.of(name): shape for name, shape in target_shapes(target).items()}
+
+
+def _weights(checkpoint: Checkpoint, quantization: GemmaQuantization | None) -> list[str]:
+    """The names of a checkpoint's tensors, as they are where nothing is quantised."""
+    return checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
 
 
 def _names(present: Iterable[str], config: Target, family: Family, origin: str) -> TensorNames:

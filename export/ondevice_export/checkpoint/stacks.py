@@ -1,4 +1,4 @@
-"""Tensors that lie in files as rows of several others: the experts of a layer.
+"""Tensors that lie in files as rows of others: experts, and matrices that a checkpoint has joined.
 
 Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`;
 GGUF files have one tensor of each for all experts. transformers 5 multiplies two: `experts.gate_up_proj` [experts,
@@ -8,9 +8,9 @@ GGUF files have one tensor of each for all experts. transformers 5 multiplies tw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ondevice.bundle_format.decoder import MAX_EXPERTS
 from ondevice.errors import CheckpointError
@@ -40,14 +40,23 @@ File = TypeVar("File", bound=TensorFile)
 Place = TypeVar("Place", bound=TensorPlace)
 
 
+class Taken(NamedTuple):
+    """Rows `start` to `stop` of a tensor, times a factor."""
+
+    start: int
+    stop: int
+    factor: float = 1.0
+
+
 @dataclass(frozen=True)
 class RowRange(Generic[File, Place]):
-    """Rows `start` to `stop` of a tensor in a file."""
+    """Rows `start` to `stop` of a tensor in a file, times a factor."""
 
     file: File
     place: Place
     start: int
     stop: int
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,13 @@ class Stack(Generic[File, Place]):
             count = part.stop - part.start
             first, last = max(start, 0), min(stop, count)
             if first < last:
-                yield RowRange(part.file, part.place, part.start + first, part.start + last)
+                yield replace(part, start=part.start + first, stop=part.start + last)
             start, stop = start - count, stop - count
+
+    def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
+        """A matrix of some of the rows."""
+        parts = [replace(part, factor=each.factor) for each in taken for part in self.between(each.start, each.stop)]
+        return Stack((sum(each.stop - each.start for each in taken), self.shape[-1]), tuple(parts))
 
 
 def whole(file: File, place: Place) -> Stack[File, Place]:

@@ -7,9 +7,11 @@ decoder layer as data. `attention` and `feed_forward` make the blocks from field
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, Layer, rotary_numbers
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
@@ -17,11 +19,15 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import SLIDING, newer_spelling
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary, usable_context
+from ondevice_export.checkpoint.stacks import Taken
 
 TARGET_GRAPH = "target.onnx"
 
 MAX_HEAD_DIM = 1 << 14
 """Most numbers of a head: its frequencies are made before a tensor's shape contradicts a damaged configuration."""
+
+RowsOf = tuple[str, Sequence[Taken]]
+"""A tensor of a checkpoint, and those of its rows that are a tensor of their own."""
 
 _OF_LAYER = ("head_dim", "num_key_value_heads")
 """Fields in which layers may differ."""
@@ -85,15 +91,23 @@ class Config(JsonFields):
     def rope(self, kind: str) -> JsonFields:
         return self.mapping("rope_parameters", {}).mapping(kind, {})
 
-    def rotary(self, index: int, head_dim: int) -> tuple[int | None, float]:
-        """The rotary embedding of a layer: its index in `ropes`, or None; and the factor of its cosines and sines."""
+    def rotary(self, index: int, head_dim: int, turned: int | None) -> tuple[int | None, float]:
+        """The rotary embedding of a layer: its index in `ropes`, or None; and the factor of its cosines and sines.
+
+        turned : rotated numbers of a head, if a family has put them in the order of a bundle; None for what
+            `partial_rotary_factor` says
+        """
         rotates = self.data.get("no_rope_layers")
         if rotates is not None and not rotates[index]:
             return None, 1.0
         if head_dim > MAX_HEAD_DIM:
             raise CheckpointError(f"{self.origin}: a head of {head_dim} numbers is not supported, {MAX_HEAD_DIM} are")
-        found = rotary(self.rope(self.kind(index)), head_dim, self.integer("max_position_embeddings"))
-        numbers = rotary_numbers(found.frequencies)
+        parameters, still = self.rope(self.kind(index)), 0
+        if turned is not None:
+            parameters = JsonFields({**parameters.data, "partial_rotary_factor": 1.0}, parameters.origin)
+            still = head_dim - turned
+        found = rotary(parameters, head_dim - still, self.integer("max_position_embeddings"))
+        numbers = rotary_numbers(np.pad(found.frequencies, (0, still // 2)))
         if numbers not in self.ropes:
             self.ropes.append(numbers)
         return self.ropes.index(numbers), found.factor
@@ -101,6 +115,10 @@ class Config(JsonFields):
 
 def _no_embeddings(config: Config) -> PerLayerEmbeddings | None:
     return None
+
+
+def _as_stored(config: Config, index: int) -> Mapping[str, RowsOf]:
+    return {}
 
 
 def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +140,8 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     """A layer's tensors whose names in a checkpoint are not those of `tensor_table`: the bundle's -> the
     checkpoint's, without the layer's prefix."""
+    rows_of: Callable[[Config, int], Mapping[str, RowsOf]] = _as_stored
+    """Tensors of layer `index` that are rows of others in a checkpoint, all without the layer's prefix."""
     scaled_embedding: bool = False
     """Whether the token embedding is multiplied by sqrt(hidden_size)."""
     per_layer: Callable[[Config], PerLayerEmbeddings | None] = _no_embeddings
@@ -159,17 +179,24 @@ def decoder(family: Family, config: Config) -> Target:
 
 
 def attention(
-    config: Config, index: int, *, scale: float | None = None, head_dim: int | None = None, **own: Any
+    config: Config,
+    index: int,
+    *,
+    scale: float | None = None,
+    head_dim: int | None = None,
+    turned: int | None = None,
+    **own: Any,
 ) -> Attention:
     """The attention of layer `index`, with the fields that a family sets itself.
 
     scale : factor of the scores, head_dim**-0.5 if None
     head_dim : numbers of a head, `Config.head_dim` if None
+    turned : see `Config.rotary`
     own : further fields of `Attention`, in place of those of the configuration
     """
     heads, special = config.integer("num_attention_heads"), config.of_layer(index)
     size = special.integer("head_dim", config.head_dim) if head_dim is None else head_dim
-    rope, factor = config.rotary(index, size)
+    rope, factor = config.rotary(index, size, turned)
     kv_heads = special.integer("num_key_value_heads", config.integer("num_key_value_heads", heads))
     sizes: dict[str, Any] = {"kv_heads": kv_heads, **own}
     if heads % sizes["kv_heads"]:

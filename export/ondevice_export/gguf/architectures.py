@@ -20,7 +20,10 @@ from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
 
 _MAX_LAYERS = 1000
-DIVISORS = "rope_freqs.weight"
+DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight")
+"""Tensors that divide rotary frequencies: of all texts, or of those up to the original length."""
+IGNORED = "rope_factors_long.weight"
+"""The divisors of longer texts."""
 
 
 class Metadata(JsonFields):
@@ -125,6 +128,7 @@ class Architecture:
             "rms_norm_eps": metadata.decimal("attention.layer_norm_rms_epsilon", 1e-6),
             "max_position_embeddings": metadata.integer("context_length", 0),
             "tie_word_embeddings": "output.weight" not in metadata.entries,
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # the vocabulary's, if there is one
         }
         return {**fields, **self.configure(metadata)}
 
@@ -168,7 +172,7 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
         own = {"short_factor": divisors, "long_factor": divisors, "factor": 1.0, "attention_factor": 1.0}
         return {**rope, "rope_type": "longrope", **own}
     if metadata.divisors is not None:
-        raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} beside {DIVISORS} is not supported")
+        raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} beside {DIVISORS[0]} is not supported")
     if kind == "linear":
         return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
@@ -221,6 +225,30 @@ def _without_window(metadata: Metadata) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "layer_types": [FULL] * metadata.layers,
+        "rope_parameters": {FULL: rope, SLIDING: rope},
+    }
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    """The frequencies are those of texts up to the original length, as for a checkpoint of the hub."""
+    size, context = _head_dim(metadata), metadata.integer("context_length", 0)
+    turned = metadata.integer("rope.dimension_count", size, maximum=size)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
+    if metadata.divisors is not None:
+        divisors = metadata.divisors.tolist()
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", context),
+            "attention_factor": metadata.positive("rope.scaling.attn_factor") or 1.0,
+        }
+    window = metadata.integer("attention.sliding_window", 0, minimum=0)
+    rope["partial_rotary_factor"] = turned / size
+    return {
+        "hidden_act": "silu",
+        "sliding_window": window or None,
+        "layer_types": [SLIDING if window else FULL] * metadata.layers,
         "rope_parameters": {FULL: rope, SLIDING: rope},
     }
 
@@ -299,7 +327,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
 def _proportional(metadata: Metadata) -> dict[str, Any]:
     """The full layers turn a share of a head's pairs: those whose frequencies `rope_freqs` divides by 1."""
     if metadata.divisors is None:
-        raise CheckpointError(f"{metadata.origin} has no tensor rope_freqs.weight: it is damaged")
+        raise CheckpointError(f"{metadata.origin} has no tensor {DIVISORS[0]}: it is damaged")
     turning = int(np.count_nonzero(metadata.divisors == 1))
     if not turning or (metadata.divisors[:turning] != 1).any() or (metadata.divisors[turning:] < 1e20).any():
         raise CheckpointError(f"{metadata.origin}: rope_freqs.weight is not 1 for some pairs and infinite for the rest")
@@ -333,6 +361,14 @@ _BIASES = {
     "attn_q.bias": "self_attn.q_proj.bias",
     "attn_k.bias": "self_attn.k_proj.bias",
     "attn_v.bias": "self_attn.v_proj.bias",
+}
+_PHI_3 = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_qkv.weight": "self_attn.qkv_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
 }
 _HEAD_NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
 _GEMMA = {
@@ -385,6 +421,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
+    "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),
     "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", _gemma4_assistant, _GEMMA_4, {**_MODEL, **_NEXTN}),

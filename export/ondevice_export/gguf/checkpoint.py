@@ -23,7 +23,7 @@ from ondevice_export.checkpoint.directory import FilesCheckpoint, joined
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.source import GGUF, PART
 from ondevice_export.checkpoint.stacks import RowRange, stack_experts
-from ondevice_export.gguf.architectures import DIVISORS, Metadata, find_architecture
+from ondevice_export.gguf.architectures import DIVISORS, IGNORED, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
@@ -67,7 +67,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             named: dict[str, tuple[GgufFile, GgufTensor]] = {}
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
-                if hub_name is None and name != DIVISORS:
+                if hub_name is None and name not in (*DIVISORS, IGNORED):
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
                 if hub_name is not None:
                     named[hub_name] = place
@@ -105,7 +105,11 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         """
         blocks, form = self.blocks(name, start, stop), _KEPT[self.kind(name).name]
         codes = blocks.codes.reshape(stop - start, -1)
-        return codes + np.uint8(form.zero - blocks.zero), blocks.scales, blocks.minimums
+        parts = [(part.stop - part.start, part.factor) for part in self._find(name).between(start, stop)]
+        counts, values = zip(*parts, strict=True)
+        factors = np.repeat(np.array(values, np.float32), counts)[:, None]
+        minimums = None if blocks.minimums is None else blocks.minimums * factors
+        return codes + np.uint8(form.zero - blocks.zero), blocks.scales * factors, minimums
 
     def write_text_files(self, directory: Path, *, tokenizer: bool) -> None:
         """Write what a checkpoint of the hub has beside its weights: tokenizer and chat template.
@@ -149,8 +153,11 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
-        parts = self._find(name).between(start, stop)
-        return joined([to_float32(self._raw_rows(name, part), part.place.kind) for part in parts])
+        return joined([self._rows(name, part) for part in self._find(name).between(start, stop)])
+
+    def _rows(self, name: str, part: RowRange[GgufFile, GgufTensor]) -> Float32Array:
+        rows = to_float32(self._raw_rows(name, part), part.place.kind)
+        return rows if part.factor == 1 else rows * np.float32(part.factor)
 
     def picked_rows(self, name: str, indices: NDArray[np.int64]) -> Float32Array:
         picked = [self.rows(name, int(index), int(index) + 1) for index in indices]
@@ -188,11 +195,12 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
 
     def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> Float32Array | None:
         """The numbers that divide rotary frequencies, if the file has them."""
-        if DIVISORS not in found:
+        name = next((each for each in DIVISORS if each in found), None)
+        if name is None:
             return None
-        file, entry = found[DIVISORS]
+        file, entry = found[name]
         if len(entry.shape) != 1 or math.prod(entry.shape) > 1 << 16:
-            raise CheckpointError(f"{self.origin}: {DIVISORS} has the shape {list(entry.shape)}")
+            raise CheckpointError(f"{self.origin}: {name} has the shape {list(entry.shape)}")
         divisors: Float32Array = to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
         return divisors
 

@@ -50,6 +50,14 @@ _TEKKEN = (
 ASCII for both kinds."""
 
 
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDS}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDS}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The pattern of `o200k_base`, which Phi-4-mini has."""
+
+
 def _split(numbers: str) -> list[dict[str, Any]]:
     """The steps that split a text into words, with this pattern for numbers."""
     return _split_by(f"{_WORDS}|{numbers}|{_REST}")
@@ -70,9 +78,10 @@ token unless the file says otherwise."""
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
     "smollm": [{"type": "Digits", "individual_digits": True}],
-    **dict.fromkeys((*_LLAMA_3, "smaug-bpe"), _split(r"\p{N}{1,3}")),
+    **dict.fromkeys((*_LLAMA_3, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
     "tekken": _split_by(_TEKKEN),
+    "gpt-4o": _split_by(_GPT_4O),
 }
 """Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without `Split` the words are GPT-2's."""
 

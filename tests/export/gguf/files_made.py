@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
 }
@@ -181,8 +183,23 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "phi3":
+        _describe_longrope(writer, config)
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
+
+
+def _describe_longrope(writer: Any, config: Any) -> None:
+    """As `Phi3MiniModel` of llama.cpp."""
+    rope, size = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    original, longest = config.original_max_position_embeddings, config.max_position_embeddings
+    writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
+    writer.add_sliding_window(config.sliding_window or 0)
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(longest / original) / math.log(original)))
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
 def _describe_gemma4(writer: Any, config: Any) -> None:

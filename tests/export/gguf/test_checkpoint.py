@@ -51,6 +51,11 @@ def _made(name: str) -> Any:
         return random_model(
             transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**_SIZES, num_hidden_layers=2, **experts))
         )
+    if name == "phi3":
+        config = transformers.Phi3Config(
+            **{**_SIZES, "hidden_size": 128}, num_hidden_layers=2, sliding_window=WINDOW, pad_token_id=0
+        )
+        return random_model(transformers.Phi3ForCausalLM(config))
     config = transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, query_pre_attn_scalar=32)
     return random_model(transformers.Gemma3ForCausalLM(config))
 
@@ -68,7 +73,7 @@ def _assert_same(checkpoint: GgufCheckpoint, model: Any, offset: float = 0.0) ->
         np.testing.assert_array_equal(checkpoint.read(name), expected, err_msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
 def test_tensors_and_configuration_are_those_of_the_model(tmp_path: Path, architecture: str) -> None:
     model = _made(architecture)
     with _written(tmp_path / "model.gguf", architecture, model) as checkpoint:
@@ -83,6 +88,8 @@ def test_tensors_and_configuration_are_those_of_the_model(tmp_path: Path, archit
         for name in ("num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"):
             if architecture == "qwen3moe":
                 assert found[name] == expected[name], name
+        if architecture == "phi3":
+            assert found["sliding_window"] == expected["sliding_window"]
         ropes = expected["rope_parameters"]
         for kind in set(found["layer_types"]):
             assert found["rope_parameters"][kind]["rope_theta"] == ropes.get(kind, ropes)["rope_theta"]
@@ -248,7 +255,7 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("yarn_attn_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_attn_factor": 0.5}),
         ("yarn_ext_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_ext_factor": 0.5}),
         ("yarn_log_multiplier .* is not supported", {**_YARN, "llama.rope.scaling.yarn_log_multiplier": [1, 2]}),
-        ("architecture 'phi3'", {"general.architecture": "phi3"}),
+        ("architecture 'gemma2'", {"general.architecture": "gemma2"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
         ("experts are not supported", {"llama.expert_count": 8}),
         ("causal is false, this is no language model", {"llama.attention.causal": False}),

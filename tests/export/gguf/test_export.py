@@ -243,7 +243,43 @@ def test_experts_of_quantised_files(tmp_path: Path, of_up: Kind, engine: EngineN
         assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_rows_of_joined_matrices_are_kept_in_another_order(
+    tmp_path: Path, kind: str, engine: EngineName, kernels: None
+) -> None:
+    """Three quarters of a head turn, as in Phi-4-mini; the factor of cosines does not reach the rest of it."""
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+    rope |= {"short_factor": [1 + pair / 8 for pair in range(12)], "long_factor": [4.0] * 12}
+    fields = {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "pad_token_id": 0}
+    config = transformers.Phi3Config(**fields, original_max_position_embeddings=64, rope_parameters=rope)
+    model = random_model(transformers.Phi3ForCausalLM(config))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 0.15)
+    path = write_gguf(tmp_path / "phi.gguf", "phi3", model.config, state_of(model), kind=Kind[kind], more=_tokens)
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    with GgufCheckpoint(path) as file:
+        weights = {name: torch.tensor(file.read(name)) for name in file.names}
+    model.load_state_dict(weights, strict=False)
+    tensor, found = _stored(bundle, "layers.1.self_attn.q_proj.weight")
+    joined = weights["model.layers.1.self_attn.qkv_proj.weight"].numpy()
+    assert (tensor.format, tensor.shape) == ("int4" if kind == "Q4_1" else "int8", (128, 128))
+    squared = 1 + np.log(256 / 64) / np.log(64)
+    np.testing.assert_array_equal(found[32:44], joined[32:44])
+    np.testing.assert_allclose(found[44:48], joined[56:60] / squared, atol=1e-3)
+    np.testing.assert_array_equal(found[48:60], joined[44:56])
+    ids = list(range(5, 45))
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with closing(open_engine(engine, bundle, 1)) as opened:
+        session = opened.open_session()
+        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
+        np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
 def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
     classes = {
@@ -251,10 +287,23 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, archit
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
         "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
+        "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config),
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
+    if architecture == "phi3":
+        rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+        fields |= {
+            "hidden_size": 128,
+            "original_max_position_embeddings": 4,  # the factor of cosines is 2, exact in a file's float32
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+            "rope_parameters": {
+                **rope,
+                "short_factor": [1 + pair / 8 for pair in range(12)],
+                "long_factor": [4.0] * 12,
+            },
+        }
     if architecture != "qwen2":
         fields["head_dim"] = 32
     if architecture == "qwen3moe":

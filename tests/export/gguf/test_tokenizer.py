@@ -145,6 +145,8 @@ def test_published_files_give_the_ids_of_llama_cpp(name: str) -> None:
     [
         ("smollm2", "gpt2", "gpt-2"),
         ("smollm2", "gpt2", "smaug-bpe"),
+        ("smollm2", "gpt2", "dbrx"),
+        ("smollm2", "gpt2", "gpt-4o"),
         ("smollm2", "gpt2", "tekken"),
         ("gemma3", "gemma4", None),
     ],
@@ -154,7 +156,7 @@ def test_kinds_of_vocabularies_without_a_published_file_give_the_ids_of_llama_cp
 ) -> None:
     """The tokens and merges of a published file, written into another model as a vocabulary of another kind.
 
-    Of `tekken` llama.cpp knows capital letters of ASCII only.
+    Of `tekken` and `gpt-4o` llama.cpp knows capital letters of ASCII only.
     """
     rows = {"smollm2": 49_152, "gemma3": 262_144}[name]
     read = _vocabulary(published(name), rows)
@@ -174,7 +176,7 @@ def test_kinds_of_vocabularies_without_a_published_file_give_the_ids_of_llama_cp
     path = write_gguf(
         tmp_path / "model.gguf", "gemma3", config, state, kind=gguf.GGMLQuantizationType.F16, more=vocabulary
     )
-    made = [text for text in texts(CONTROL) if "▁" not in text and (pre != "tekken" or text.isascii())]
+    made = [text for text in texts(CONTROL) if "▁" not in text and (pre not in {"tekken", "gpt-4o"} or text.isascii())]
     assert len(made) > 100
     for text, mine, theirs in zip(made, _made(path, rows).encode_batch(made), token_ids(path, made), strict=True):
         assert mine.ids == theirs, repr(text)
@@ -214,6 +216,15 @@ def test_words_of_tekken_end_before_capitals(tmp_path: Path) -> None:
     text = "someHTTPServer ÉcoleÉÉa a/\n\n12 don't"
     pieces = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
     assert pieces == ["some", "HTTPServer", " École", "ÉÉa", " a", "/\n\n", "1", "2", " don", "'t"]
+
+
+def test_words_of_gpt_4o_end_before_capitals_and_keep_endings(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer.from_str(make_tokenizer(_small(tmp_path / "a.gguf", pre="gpt-4o")))
+    text = "someHTTPServer's ÉcoleÉÉa वाले's a/\n\n1234 don't"
+    pieces = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
+    assert pieces == [
+        "some", "HTTPServer's", " École", "ÉÉa", " वाले's", " a", "/\n\n", "123", "4", " don't",
+    ]  # fmt: skip
 
 
 def test_a_space_in_front(tmp_path: Path) -> None:
