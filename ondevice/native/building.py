@@ -15,7 +15,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -52,32 +51,33 @@ class Build:
     def __init__(self, part: str) -> None:
         """
         Raises:
-            OndeviceError: no process can be started, or the directory of temporary files cannot be written.
+            OndeviceError: no process can be started.
         """
         self.part = part
-        self._translated, self._code = 0, b""
+        self._translated, self._code, self._said = 0, b"", b""
         command = [*_command(), "--set", library.choice().set, "--part", part]
         self._file = library.cached(part) if library.obstacle() is None else None
         command += [] if self._file is None else ["--out", str(self._file)]
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
-        with contextlib.ExitStack() as opened:
-            try:
-                self._errors = opened.enter_context(tempfile.TemporaryFile())
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-                    creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-                )
-            except OSError as error:
-                raise OndeviceError(
-                    f"kernels for this CPU cannot be built, as no process can be started: {error}"
-                ) from error
-            opened.pop_all()  # __exit__ closes the file
-        self._reader = threading.Thread(target=self._read, name="ondevice-build", daemon=True)
-        self._reader.start()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,  # a temporary file would need room on the disk
+                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
+        except OSError as error:
+            raise OndeviceError(
+                f"kernels for this CPU cannot be built, as no process can be started: {error}"
+            ) from error
+        self._readers = [
+            threading.Thread(target=read, name="ondevice-build", daemon=True)
+            for read in (self._read, self._read_errors)
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +92,9 @@ class Build:
             self._process.kill()
             self._process.wait()
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
         self._process.stdout.close()
-        self._errors.close()
+        self._process.stderr.close()
 
     @property
     def share(self) -> float:
@@ -110,9 +111,10 @@ class Build:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
+        for reader in self._readers:
+            reader.join()
         if code:
             raise OndeviceError(f"kernels for this CPU could not be built: {self._error() or f'exit code {code}'}")
-        self._reader.join()
         if self._code:
             library.adopt(self.part, self._code, None if self._file is None else self._error())
             self._code = b""
@@ -120,8 +122,7 @@ class Build:
 
     def _error(self) -> str:
         """The last line that the process has written to standard error; empty if there is none."""
-        self._errors.seek(0)
-        return "".join(self._errors.read().decode(errors="replace").strip().splitlines()[-1:])
+        return self._said.decode(errors="replace").strip()
 
     def _read(self) -> None:
         output = self._process.stdout
@@ -133,6 +134,13 @@ class Build:
                 self._translated += 1
         except ValueError:  # closed by __exit__ after an interruption
             pass
+
+    def _read_errors(self) -> None:
+        errors = self._process.stderr
+        assert errors is not None
+        with contextlib.suppress(ValueError):  # as above
+            for line in errors:
+                self._said = line if line.strip() else self._said
 
 
 def build_now(part: str) -> None:

@@ -244,7 +244,8 @@ def _check(file: Path) -> dict[str, Any]:
         raise ValueError("they were built from other sources")
     if platform != native_platform():
         raise ValueError(f"they are for {platform}, and this is {native_platform()}")
-    lacking = SETS[name].needed - native_features() if name in SETS else {str(name)}
+    target = SETS.get(str(name))
+    lacking = {str(name)} if target is None else target.needed - native_features()
     if lacking:
         raise ValueError(f"this CPU lacks {', '.join(sorted(lacking))}")
     if hashlib.sha256(file.read_bytes()).hexdigest() != digest:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +20,7 @@ import ondevice
 from ondevice.errors import OndeviceError
 from ondevice.generate.sampling.gumbel import IN_ORDER
 from ondevice.generate.sampling.row_draw import argmax_row
-from ondevice.native import functions, library
+from ondevice.native import building, functions, library
 from ondevice.native.building import Build, build_now
 from ondevice.native.functions import ENTRIES, Entry
 from ondevice.native.sets import native_platform
@@ -132,6 +131,15 @@ def test_a_library_of_something_else_is_not_loaded(
     assert reason in caplog.text
 
 
+def test_a_set_whose_name_is_no_text_is_not_loaded(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = made(set=["avx2"])
+    monkeypatch.setenv(library.CHOICE, str(file))
+    assert library.choice.__wrapped__().file != file
+    assert "this CPU lacks ['avx2']" in caplog.text
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": 1'])
 def test_a_damaged_description_is_not_believed(
     made: Callable[..., Path], content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -235,15 +243,31 @@ def test_loading_dates_the_directory(kernels: None, tmp_path: Path, monkeypatch:
     assert library.code_directory().stat().st_mtime > 0
 
 
+FULL_DISK = """
+import resource
+from ondevice.native import library
+from ondevice.native.building import build_now
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+build_now("roofline")
+assert library.missing(["roofline"]) == []
+"""
+"""A process that can write no byte to any file, temporary ones included."""
+
+
 @pytest.mark.needs("numba")
-def test_nowhere_for_temporary_files_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tempfile.TemporaryFile
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_kernels_are_built_on_a_full_disk(tmp_path: Path) -> None:
+    environment = {**os.environ, "ONDEVICE_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", FULL_DISK]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    if library.choice().file is None:
+        assert "could not be written to" in ended.stderr
 
-    def nowhere(dir: Path | None = None) -> Any:
-        if dir is None:
-            raise FileNotFoundError("No usable temporary directory found")
-        return made(dir=dir)
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
-    with pytest.raises(OndeviceError, match="No usable temporary directory"):
-        Build("tokens")
+@pytest.mark.needs("numba")
+def test_a_builder_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaint = "import sys; sys.stderr.write('first\\nthe last line\\n\\n'); sys.exit(3)"
+    monkeypatch.setattr(building, "_command", lambda: [sys.executable, "-c", complaint])
+    with pytest.raises(OndeviceError, match=r"could not be built: the last line$"), Build("tokens") as build:
+        build.wait()
