@@ -141,6 +141,7 @@ class Picture:
 
         Raises:
             PromptError: it is damaged.
+            MemoryError: there is not enough memory.
         """
         from PIL import Image as Pillow
         from PIL import ImageOps
@@ -205,10 +206,10 @@ class Picture:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raise whatever Pillow raises as a PromptError of one line."""
+        """Raise whatever Pillow raises as a PromptError of one line, but for a lack of memory."""
         try:
             yield
-        except PromptError:
+        except (PromptError, MemoryError):
             raise
         except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
             if type(error).__name__ == "DecompressionBombError":  # before the size is known here
@@ -267,12 +268,18 @@ def resized(height: int, width: int, tokens: int, vision: VisionEntry, name: str
 
 
 def on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """The picture in RGB, transparent pixels over white; of 16-bit gray the upper 8 bits."""
+    """The picture in RGB, transparent pixels over white; of 16-bit gray the upper 8 bits.
+
+    Gray in 32 bits, mode "I", is 16-bit gray of some formats, or made of an array of integers. If none is above 255,
+    it is 8-bit gray, as for Pillow's own conversion.
+    """
     from PIL import Image as Pillow
 
     if picture.mode == "RGB" and "transparency" not in picture.info:
         return picture
     picture.load()
+    if picture.mode == "I" and np.asarray(picture).max() <= 255:
+        return picture.convert("RGB")
     made = Pillow.new("RGB", picture.size)
     for top in range(0, picture.height, STRIP):
         strip = picture.crop((0, top, picture.width, min(top + STRIP, picture.height)))

@@ -169,6 +169,26 @@ def test_16_bits_keep_the_upper_8() -> None:
     np.testing.assert_array_equal(pixels(saved(deep)), expected)
 
 
+def test_8_bits_in_integers_of_32_are_8_bits() -> None:
+    gray = noise(96, 96, 1)[..., 0]
+    wide = PIL.Image.fromarray(gray.astype(np.int32))
+    assert wide.mode == "I"
+    np.testing.assert_array_equal(pixels(wide), pixels(PIL.Image.fromarray(gray)))
+    deep = PIL.Image.fromarray(gray.astype(np.int32) * 256 + 77)
+    np.testing.assert_array_equal(pixels(deep), pixels(PIL.Image.fromarray(gray)))
+
+
+def test_a_lack_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = opened(saved(PIL.Image.fromarray(noise(60, 80))), 70)
+
+    def load(self: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", load)
+    with pytest.raises(MemoryError):
+        picture.piece(0)
+
+
 def test_transparent_pixels_are_white() -> None:
     hidden = noise(48, 48, 4)
     hidden[..., 3] = 0

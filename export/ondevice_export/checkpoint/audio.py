@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ondevice.bundle_format.audio import (
     DEPTHWISE,
@@ -53,7 +54,7 @@ _PROCESSOR = {
     "per_bin_mean": None,
     "per_bin_stddev": None,
 }
-"""The settings of the feature extractor that the runtime computes with."""
+"""The settings of the feature extractor that the runtime computes with, for a tower with layers."""
 
 
 def read_audio(
@@ -81,9 +82,8 @@ def read_audio(
         "end_token_id": outer.integer(end, 258_883, minimum=0),
     }
     audio = _ENTRIES[kind](fields, tokens)
-    if audio.layers:
-        _check_processor(directory)
-    shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears"))
+    _check_processor(directory, audio)
+    shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears", audio.layers > 0))
     if not has_tensors(checkpoint, "audio", TOWER, shapes, quantised=quantised):
         note("the audio tower was trained quantised, which is not supported yet: the bundle hears nothing")
         return None
@@ -162,12 +162,15 @@ _ENTRIES = {"gemma4_audio": _conformer, "gemma4_unified_audio": _embedder}
 """Readers of a tower's configuration, by its type."""
 
 
-def _check_processor(directory: Path) -> None:
+def _check_processor(directory: Path, audio: AudioEntry) -> None:
     """Check the settings of the feature extractor, where the checkpoint has them."""
+    expected: dict[str, Any] = {"sampling_rate": RATE, "audio_samples_per_token": audio.output_size}
+    if audio.layers:
+        expected = {**_PROCESSOR, "feature_size": audio.mel_bins}
     path = directory / "processor_config.json"
     if not path.is_file():
         return
     settings = JsonFields(read_json(path), str(path)).mapping("feature_extractor", {})
-    for name, only in _PROCESSOR.items():
+    for name, only in expected.items():
         if (value := settings.data.get(name, only)) != only:
             raise CheckpointError(f"{path}: sounds are prepared with {name} {only}, not {value!r:.99}")

@@ -23,6 +23,18 @@ TOWER = tuple(PREFIX + name for name in VISION)
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files with the settings of the image processor; the first one has them in a field of their own."""
 
+_PROCESSOR: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": False,
+    "rescale_factor": 1 / 255,
+    "resample": 3,  # bicubic
+}
+"""The settings of the image processor that the runtime computes with."""
+
+_SIZES = {"patch_size": 16, "pooling_kernel_size": 3}
+"""Fields that the tower and its image processor share, with their defaults."""
+
 
 def read_vision(
     directory: Path, checkpoint: Checkpoint, target: Target, note: Note, *, quantised: bool
@@ -53,7 +65,7 @@ def read_vision(
     if attention not in (None, "vision"):
         raise CheckpointError(f"{text.origin}: use_bidirectional_attention {attention!r:.99} is not supported")
     common = {
-        "tokens": _default_tokens(directory),
+        "tokens": _read_processor(directory, fields),
         "begin_token_id": outer.integer("boi_token_id", 255_999, minimum=0),
         "image_token_id": outer.integer("image_token_id", 258_880, minimum=0),
         "end_token_id": outer.integer("eoi_token_id", 258_882, minimum=0),
@@ -127,13 +139,29 @@ _ENTRIES = {"gemma4_vision": _tower, "gemma4_unified_vision": _embedder}
 """Readers of a tower's configuration, by its type."""
 
 
-def _default_tokens(directory: Path) -> int:
-    """The most soft tokens of a picture by the settings of the image processor, 280 where the checkpoint has none."""
-    for name in _PROCESSORS:
-        if (directory / name).is_file():
-            fields = JsonFields(read_json(directory / name), str(directory / name))
-            tokens = fields.mapping("image_processor", fields.data).integer("max_soft_tokens", 280)
-            if tokens not in BUDGETS:
-                raise CheckpointError(f"{fields.origin}: max_soft_tokens is {tokens}, not one of {BUDGETS}")
-            return tokens
-    return 280
+def _read_processor(directory: Path, tower: JsonFields) -> int:
+    """Check the settings of the image processor, where the checkpoint has them.
+
+    tower : the tower's part of `config.json`
+
+    Returns:
+        The most soft tokens of a picture by these settings, 280 where the checkpoint has none.
+    """
+    path = next((directory / name for name in _PROCESSORS if (directory / name).is_file()), None)
+    if path is None:
+        return 280
+    fields = JsonFields(read_json(path), str(path))
+    settings = fields.mapping("image_processor", fields.data)
+    expected = {**_PROCESSOR, **{name: tower.integer(name, size) for name, size in _SIZES.items()}}
+    if settings.data.get("image_mean") == [0.0] * 3 and settings.data.get("image_std") == [1.0] * 3:
+        del expected["do_normalize"]  # which changes nothing then
+    for name, only in expected.items():
+        if (value := settings.data.get(name)) not in (None, only):
+            raise CheckpointError(
+                f"{settings.origin}: pictures are prepared with {name} {only}, not {value!r:.99}: "
+                "--text-only exports the text model alone"
+            )
+    tokens = settings.integer("max_soft_tokens", 280)
+    if tokens not in BUDGETS:
+        raise CheckpointError(f"{settings.origin}: max_soft_tokens is {tokens}, not one of {BUDGETS}")
+    return tokens

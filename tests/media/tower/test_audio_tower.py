@@ -114,8 +114,30 @@ def test_configurations_that_are_refused(
         export(directory, tmp_path / "bundle", quantize="none", drafter="none")
 
 
-def test_a_processor_with_other_settings_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(checkpoints[FAMILY] / "target", tmp_path / "target"))
-    (directory / "processor_config.json").write_text(json.dumps({"feature_extractor": {"sampling_rate": 8000}}))
-    with pytest.raises(CheckpointError, match="sampling_rate 16000, not 8000"):
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        (FAMILY, {"sampling_rate": 8000}, "sampling_rate 16000, not 8000"),
+        (FAMILY, {"feature_size": MEL_BINS + 4}, f"feature_size {MEL_BINS}, not {MEL_BINS + 4}"),
+        ("seeing-12b", {"sampling_rate": 8000}, "sampling_rate 16000, not 8000"),
+        ("seeing-12b", {"audio_samples_per_token": 32}, "audio_samples_per_token 64, not 32"),
+    ],
+)
+def test_a_processor_with_other_settings_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, settings: dict[str, int], message: str
+) -> None:
+    directory = Path(shutil.copytree(checkpoints[family] / "target", tmp_path / "target"))
+    (directory / "processor_config.json").write_text(json.dumps({"feature_extractor": settings}))
+    with pytest.raises(CheckpointError, match=message):
         export(directory, tmp_path / "bundle", quantize="none", drafter="none")
+
+
+def test_linear_layers_have_ranges_unless_the_configuration_says_otherwise(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """The default of transformers' audio towers is not that of its vision towers."""
+    directory = Path(shutil.copytree(checkpoints[FAMILY] / "target", tmp_path / "target"))
+    config = json.loads((directory / "config.json").read_text())
+    assert config["audio_config"].pop("use_clipped_linears")
+    (directory / "config.json").write_text(json.dumps(config))
+    assert Bundle.open(export(directory, tmp_path / "bundle", quantize="none", drafter="none")).manifest.audio

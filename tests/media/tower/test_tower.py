@@ -202,6 +202,42 @@ def test_the_processors_settings(checkpoints: dict[str, Path], tmp_path: Path) -
         export(copy, tmp_path / "bundle")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, "do_normalize False, not True"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0039"),
+        ({"do_rescale": False}, "do_rescale True, not False"),
+        ({"do_resize": False}, "do_resize True, not False"),
+        ({"resample": 2}, "resample 3, not 2"),
+        ({"patch_size": PATCH + 1}, f"patch_size {PATCH}, not {PATCH + 1}"),
+        ({"pooling_kernel_size": POOL + 1}, f"pooling_kernel_size {POOL}, not {POOL + 1}"),
+    ],
+)
+@pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json"])
+def test_a_processor_with_other_settings_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, file: str, settings: dict[str, Any], message: str
+) -> None:
+    copy = Path(shutil.copytree(checkpoints["seeing"] / "target", tmp_path / "target"))
+    whole = {"image_processor": settings} if file == "processor_config.json" else settings
+    (copy / file).write_text(json.dumps(whole), "utf-8")
+    with pytest.raises(CheckpointError, match=f"{message}.*--text-only"):
+        export(copy, tmp_path / "bundle", quantize="none", drafter="none")
+    export(copy, tmp_path / "bundle", quantize="none", drafter="none", text_only=True)
+
+
+@pytest.mark.parametrize("family", ["seeing", "seeing-12b"])
+def test_the_settings_that_transformers_saves(checkpoints: dict[str, Path], tmp_path: Path, family: str) -> None:
+    from transformers import Gemma4ImageProcessorPil
+
+    copy = Path(shutil.copytree(checkpoints[family] / "target", tmp_path / "target"))
+    Gemma4ImageProcessorPil(patch_size=PATCH, pooling_kernel_size=POOL, max_soft_tokens=140).save_pretrained(copy)
+    assert json.loads((copy / "preprocessor_config.json").read_text("utf-8"))["do_normalize"] is False
+    vision = Bundle.open(export(copy, tmp_path / "bundle", quantize="none", drafter="none")).manifest.vision
+    assert vision is not None
+    assert vision.tokens == 140
+
+
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
