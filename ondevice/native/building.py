@@ -58,7 +58,8 @@ class Build:
         command = [*_command(), "--set", library.choice().set, "--part", part]
         self._file = library.cached(part) if library.obstacle() is None else None
         command += [] if self._file is None else ["--out", str(self._file)]
-        path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+        here = _current_directory()
+        path = os.pathsep.join(each or str(here) for each in sys.path if each or here)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -66,6 +67,7 @@ class Build:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,  # a temporary file would need room on the disk
                 env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                cwd=here or Path(__file__).parent,  # numba needs one
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except OSError as error:
@@ -172,6 +174,14 @@ def freeze_support() -> None:
 def is_frozen() -> bool:
     """Whether this application was frozen into an executable, which is then the only interpreter it has."""
     return bool(getattr(sys, "frozen", False))
+
+
+def _current_directory() -> Path | None:
+    """The current directory; None if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _command() -> list[str]:

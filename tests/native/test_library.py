@@ -24,6 +24,7 @@ from ondevice.native import building, functions, library
 from ondevice.native.building import Build, build_now
 from ondevice.native.functions import ENTRIES, Entry
 from ondevice.native.sets import native_platform
+from tests.conftest import ROOT
 
 REPLY = """
 import sys
@@ -263,6 +264,27 @@ def test_kernels_are_built_on_a_full_disk(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     if library.choice().file is None:
         assert "could not be written to" in ended.stderr
+
+
+REMOVED_DIRECTORY = """
+import os
+from ondevice.native import library
+from ondevice.native.building import build_now
+os.rmdir(os.getcwd())
+build_now("roofline")
+assert library.missing(["roofline"]) == []
+"""
+
+
+@pytest.mark.needs("numba")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no current directory")
+def test_kernels_are_built_in_a_directory_that_was_removed(tmp_path: Path) -> None:
+    tmp_path.joinpath("here").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ONDEVICE_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", REMOVED_DIRECTORY]
+    here = tmp_path / "here"
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=here)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.needs("numba")
