@@ -278,8 +278,10 @@ def on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
     if picture.mode == "RGB" and "transparency" not in picture.info:
         return picture
     picture.load()
-    if picture.mode == "I" and np.asarray(picture).max() <= 255:
-        return picture.convert("RGB")
+    if picture.mode == "I":
+        extremes: Any = picture.getextrema()
+        if extremes[1] <= 255:
+            return picture.convert("RGB")
     made = Pillow.new("RGB", picture.size)
     for top in range(0, picture.height, STRIP):
         strip = picture.crop((0, top, picture.width, min(top + STRIP, picture.height)))

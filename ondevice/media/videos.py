@@ -27,6 +27,9 @@ FRAME_TOKENS = 70
 USUAL_RATE = 24.0
 """Frames per second where nothing says it."""
 
+MIN_RATE, MAX_RATE = 1e-6, 1e6
+"""Frames per second that a list can have: the times of its frames are numbers of a few digits."""
+
 
 class Frames:
     """A video whose frames were chosen; `piece` decodes one. The first of a file decodes all, and keeps them resized.
@@ -172,6 +175,8 @@ def clock(seconds: float) -> str:
 def _checked_rate(rate: float | None, name: str) -> float:
     if rate is None:
         return USUAL_RATE
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-        raise PromptError(f"{name} has {rate!r:.60} frames per second: use a positive number")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
+        raise PromptError(
+            f"{name} has {rate!r:.60} frames per second: use a positive number, from {MIN_RATE:g} to {MAX_RATE:g}"
+        )
     return float(rate)

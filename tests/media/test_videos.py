@@ -273,6 +273,8 @@ def test_no_file_opens_a_socket(chat_model: Model, tmp_path: Path, monkeypatch: 
         (Video(7), "video 1 is 7: pass a path"),
         (Video([b"x"]), "frame 1 of video 1 is damaged"),
         (Video([png()], fps=0), "video 1 has 0 frames per second"),
+        (Video([png()] * 2, fps=1e-320), "frames per second: use a positive number, from 1e-06 to 1e+06"),
+        (Video([png()] * 2, fps=10**400), "frames per second: use a positive number"),
         (Video(b"never a video"), "video 1 is damaged, or no video that PyAV reads"),
         (Video(clip(2).replace(b"mp4v", b"xyzw").replace(b"esds", b"free")), "it has an encoding without a decoder"),
         (Video(SESSION), "is damaged, or no video"),
