@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -561,7 +562,8 @@ def _line_editing(path: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines become one message
+    if os.environ.get("TERM") != "dumb":  # which would show the codes around what is pasted
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines become one message
     readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
     readline.set_completer_delims(" ")
     readline.set_completer(lambda word, number: dict(enumerate(completions(readline.get_line_buffer()))).get(number))

@@ -17,6 +17,7 @@ const SHOWN_SIDE = 260; // pixels of a picture in the conversation
 const UNSENT = "ondevice.unsent"; // the text of the message that is being written, over a reload of this tab
 const LONGEST_S = Math.floor((MOST_BYTES - 100) / 32000); // of a recording
 
+const touch = matchMedia("(hover: none) and (pointer: coarse)");
 const session = store.storage("sessionStorage");
 let own = null; // the attachments of the message that is being written
 let recording = null; // what ends the recording that goes on
@@ -183,8 +184,9 @@ export function isComposing(event) {
   return event.isComposing || event.keyCode === 229;
 }
 
+/* Let Enter submit a form. A touch keyboard has no Shift+Enter for a new line: there, only the button does. */
 export function submitOnEnter(event, form) {
-  if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
+  if (event.key !== "Enter" || event.shiftKey || touch.matches || isComposing(event)) return;
   event.preventDefault();
   form.requestSubmit();
 }

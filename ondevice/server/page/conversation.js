@@ -18,6 +18,14 @@ const SHOWN_ROUNDS = 160; // the newest ones are kept
 const NO_SUMS = { tokens: 0, decoded: 0, rounds: 0, drafted: 0, accepted: 0, ms: 0, thoughtMs: 0, isNew: true };
 const TITLE_LENGTH = 48;
 const EXCERPT = 60; // characters that a search shows around its words
+const isListOf = (is) => (value) => Array.isArray(value) && value.every(is);
+const isObject = (value) => value !== null && typeof value === "object";
+const FORMS = { // of fields that have parts
+  reasoning: (value) => typeof value === "string",
+  files: isListOf(isObject),
+  calls: isListOf(isObject),
+  rounds: isListOf(Array.isArray),
+};
 
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -28,17 +36,17 @@ export function newConversation() {
 }
 
 /* A conversation from a file or an earlier version of this page, whose messages may be a plain list. A message that does not come
-behind its parent is left out: the way from message to message could have no end. */
+behind its parent is left out: the way from message to message could have no end. So is a field of another form than its own. */
 export function readConversation(found) {
   if (!Array.isArray(found?.messages)) return null;
   let last = "";
   const known = new Set([""]);
   const messages = found.messages.flatMap((message, index) => {
-    const { role, content, id = `m${index}`, parent = last, files } = message ?? {};
+    const { role, content, id = `m${index}`, parent = last } = message ?? {};
     if (!role || typeof content !== "string" || known.has(id) || !known.has(parent)) return [];
     known.add(id);
     last = id;
-    return [{ ...message, id, parent, ...(files && { files: [files].flat() }) }];
+    return [Object.fromEntries(Object.entries({ ...message, id, parent }).filter(([name, value]) => FORMS[name]?.(value) ?? true))];
   });
   const { id = newId(), title, changed = Date.now(), chosen } = found;
   return { id, title: String(title ?? ""), changed, messages, chosen: { ...chosen } };
@@ -87,11 +95,14 @@ export function addMessage(conversation, parent, fields) {
 /* The name that the list shows: the user's, or the first words. */
 export function titleOf(conversation) {
   const [first] = shownMessages(conversation);
-  const text = conversation.title || first?.content.trim().replace(/\s+/g, " ") || first?.files?.[0].name || "New chat";
+  const text = conversation.title || first?.content.trim().replace(/\s+/g, " ") || first?.files?.[0]?.name || "New chat";
   if (text.length <= TITLE_LENGTH || conversation.title) return text;
-  const cut = text.slice(0, TITLE_LENGTH);
+  const cut = piece(text, 0, TITLE_LENGTH);
   return `${cut.slice(0, cut.lastIndexOf(" ") > TITLE_LENGTH / 2 ? cut.lastIndexOf(" ") : TITLE_LENGTH)}…`;
 }
+
+/* A part of a text, without half an emoji at its ends. */
+const piece = (text, begin, end) => text.slice(begin, end).replace(/^[\uDC00-\uDFFF]|[\uD800-\uDBFF]$/g, "");
 
 export const isWriting = ({ messages }) => messages.some(({ state }) => state);
 
@@ -105,7 +116,7 @@ export function found(conversation, search) {
     const text = content.toLowerCase();
     if (!words.every((word) => title.includes(word) || text.includes(word))) continue;
     const at = Math.max(0, Math.min(...words.map((word) => text.indexOf(word)).filter((each) => each >= 0)) - EXCERPT / 3);
-    return `${at ? "…" : ""}${content.slice(at, at + EXCERPT).replace(/\s+/g, " ")}…`;
+    return `${at ? "…" : ""}${piece(content, at, at + EXCERPT).replace(/\s+/g, " ")}…`;
   }
   return null;
 }

@@ -18,7 +18,6 @@ import * as turns from "./turns.js";
 const $ = (id) => document.getElementById(id);
 const ADDRESS = /^#\/c\/([\w-]+)$/;
 const SPOKEN = 600; // characters of a reply that a screen reader is given when it is complete
-const NO_ROOM = "This browser has no room for more: export or delete conversations.";
 
 let openId = newId(); // of the conversation in view, which need not be kept yet
 let isStarting = false; // whether a reply has been asked for that is not in the conversation yet
@@ -59,12 +58,14 @@ function open(id) {
   $("message").focus({ preventScroll: true });
 }
 
-/* Add a question behind the message of the id `parent`, and let the model answer it. */
+/* Add a question behind the message of the id `parent`, and let the model answer it. Where another tab has deleted the conversation
+meanwhile, the question begins a new one. */
 function answer(text, files, parent) {
   turns.leaveEditor();
-  const question = store.change(openId, (conversation) => (
-    addMessage(conversation, parent, { role: "user", content: text, ...(files.length && { files: [...files] }) })
-  ));
+  const question = store.change(openId, (conversation) => {
+    const behind = conversation.messages.some(({ id }) => id === parent) ? parent : "";
+    return addMessage(conversation, behind, { role: "user", content: text, ...(files.length && { files: [...files] }) });
+  });
   store.keepFiles(files).catch(() => say("This browser has no room for the files: they are gone when this page is closed."));
   reply(question.id);
 }
@@ -98,7 +99,7 @@ function showBusy() {
 }
 
 function ended({ failure, content }, isShown) {
-  if (store.isFull()) showStatus(NO_ROOM);
+  if (store.isFull()) showStatus(store.NO_ROOM);
   if (!isShown) return;
   showBusy();
   $("announcer").textContent = failure ?? `Reply complete: ${content.slice(0, SPOKEN)}`;

@@ -98,6 +98,7 @@ function remove({ id, title }) {
   replies.forget(id);
   store.remove(id);
   acts.open("");
+  acts.say(store.isFull() ? store.NO_ROOM : `“${title}” is deleted.`);
 }
 
 export function showSide(is) {
@@ -108,7 +109,8 @@ export function showSide(is) {
 async function importFiles(files) {
   const ids = (await Promise.all(files.map((file) => store.importFile(file).catch(() => null)))).filter(Boolean);
   if (ids.length) acts.open(ids[0]);
-  acts.say(ids.length === files.length ? "Imported." : "A file has no conversation of this page.");
+  const said = ids.length === files.length ? "Imported." : "A file has no conversation of this page.";
+  acts.say(ids.length && store.isFull() ? store.NO_ROOM : said);
 }
 
 $("search").addEventListener("input", () => show());
@@ -123,6 +125,9 @@ $("imported").addEventListener("change", ({ target }) => {
   importFiles([...target.files]);
   target.value = "";
 });
-$("menu").addEventListener("click", () => showSide(!document.body.classList.contains("side")));
+$("menu").addEventListener("click", () => {
+  showSide(!document.body.classList.contains("side"));
+  if (narrow.matches) $("new").focus(); // the list covers what comes behind the button
+});
 $("shade").addEventListener("click", () => showSide(false));
 narrow.addEventListener("change", () => showSide(!narrow.matches));

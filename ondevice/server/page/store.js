@@ -10,6 +10,7 @@ import { newConversation, newId, readConversation } from "./conversation.js";
 const PREFIX = "ondevice.conversation.";
 const SETTINGS = "ondevice.settings";
 const FILES = "files";
+export const NO_ROOM = "This browser has no room for more: export or delete conversations.";
 
 const local = storage("localStorage");
 const unsaved = new Map(); // conversations for which the browser has no room, until the page is closed
@@ -88,6 +89,7 @@ export const isFull = () => unsaved.size > 0;
 export function remove(id) {
   unsaved.delete(id);
   local.removeItem(PREFIX + id);
+  [...unsaved.values()].forEach(keep); // for which there may be room now
   listener(id, false);
   removeUnusedFiles();
 }

@@ -11,8 +11,7 @@ const $ = (id) => document.getElementById(id);
 const AT_END = 40; // pixels: a conversation that is scrolled so far follows its reply
 
 let id = ""; // of the conversation
-let views = new Map(); // replies that are shown, by the id of their message
-let shape = ""; // what was shown last, but for the texts of replies
+let turns = new Map(); // what is shown, by the id of its message, the first one first: { key, element }, and a `view` of a reply
 let isAtEnd = true;
 let acts = {}; // { say, answer, again, goOn, used, ended, fields }
 
@@ -23,10 +22,10 @@ export function setUp(given) {
   acts = given;
   replies.setUp({
     begun: showIfOpen,
-    waits: (message, wait) => views.get(message.id)?.showWait(wait),
+    waits: (message, wait) => viewOf(message)?.showWait(wait),
     grown: (message) => {
-      if (!views.has(message.id)) return;
-      views.get(message.id).grow(message);
+      if (!viewOf(message)) return;
+      viewOf(message).grow(message);
       acts.used(message.used);
     },
     ended,
@@ -39,36 +38,52 @@ export let editor = null;
 /* Show a conversation from its end. */
 export function open(conversationId) {
   id = conversationId;
-  shape = "";
   editor = null;
   isAtEnd = true;
+  turns = new Map();
+  $("live").replaceChildren();
+  $("turns").replaceChildren();
   show();
 }
 
-/* Show the conversation as it is kept now. Nothing moves where only texts of replies have changed. */
+/* Show the conversation as it is kept now. Turns stay up to the first one that differs, whatever the texts of replies are: a long
+conversation takes seconds to be made. */
 export function show() {
+  if (editor) return;
   const conversation = store.conversation(id);
   const messages = conversation ? shownMessages(conversation) : [];
-  const versions = messages.map((message) => versionsOf(conversation, message).map((each) => each.id));
-  const newShape = JSON.stringify([id, messages.map(({ id: each, attempt }) => [each, attempt]), versions]);
-  if (newShape === shape || (editor && shape)) return;
-  shape = newShape;
-  views = new Map();
-  $("live").replaceChildren();
-  $("turns").replaceChildren();
-  messages.forEach((message, index) => {
-    if (message.role === "user") showQuestion(conversation, message);
-    else showReply(conversation, replies.newest(message), index === messages.length - 1);
-  });
+  const last = messages.at(-1);
+  const keys = messages.map((message) => keyOf(conversation, message, message === last));
+  const before = [...turns.keys()];
+  const differs = before.findIndex((each, index) => turns.get(each).key !== keys[index]);
+  const kept = differs < 0 ? before.length : differs;
   $("empty").hidden = messages.length > 0;
+  if (kept === before.length && kept === keys.length) return;
+  for (const each of before.slice(kept)) {
+    turns.get(each).element.remove();
+    turns.get(each).view?.foot.remove(); // it is elsewhere while the reply grows
+    turns.delete(each);
+  }
+  messages.slice(kept).forEach((message, index) => {
+    const shown = message.role === "user" ? showQuestion(conversation, message) : showReply(conversation, message, message === last);
+    turns.set(message.id, { key: keys[kept + index], ...shown });
+  });
   acts.used(used());
   follow();
 }
 
+/* What a turn shows besides the text of its message. */
+function keyOf(conversation, message, isLast) {
+  const versions = versionsOf(conversation, message).map((each) => each.id);
+  return JSON.stringify([message.id, message.attempt, versions, isLast && message.role !== "user"]);
+}
+
+const viewOf = (message) => turns.get(message.id)?.view;
+
 /* The reply in view that is not complete; undefined if all are. Its last event comes before the end of its stream, and only then
 has it its buttons. */
 export function writing() {
-  return [...views.values()].find(({ isFinished }) => !isFinished)?.message;
+  return [...turns.values()].find(({ view }) => view && !view.isFinished)?.view.message;
 }
 
 /* Tokens of the context that the conversation uses, and the id of its last message, "" if it has none. */
@@ -90,10 +105,10 @@ function showIfOpen(message) {
 }
 
 function showReply(conversation, message, isLast) {
-  const view = new Reply($("turns"), message, follow, $("live"));
-  views.set(message.id, view);
-  if (message.state) view.showWait(replies.waitOf(message));
+  const view = new Reply($("turns"), replies.newest(message), follow, $("live"));
+  if (view.message.state) view.showWait(replies.waitOf(message));
   else showButtons(view, conversation, isLast);
+  return { element: view.turn, view };
 }
 
 /* Only the last reply can be written again: the messages after another one answer that one. */
@@ -107,7 +122,7 @@ function showButtons({ buttons, message }, conversation, isLast) {
 }
 
 function ended(message) {
-  const view = views.get(message.id);
+  const view = viewOf(message);
   if (view && !view.isFinished) {
     const conversation = store.conversation(id);
     view.finish(message);
@@ -129,6 +144,7 @@ function showQuestion(conversation, message) {
   const buttons = add(turn, "div", "buttons");
   addVersions(buttons, conversation, message);
   addButton(buttons, "edit", "Edit", () => edit(turn, message)).setAttribute("aria-label", "Edit the message");
+  return { element: turn };
 }
 
 /* Buttons that page through the versions of a message. */
@@ -154,7 +170,7 @@ function addVersions(parent, conversation, message) {
 }
 
 function edit(turn, message) {
-  if (writing()) return;
+  if (writing() || editor) return;
   const form = document.createElement("form");
   form.className = "editor";
   const list = add(form, "ul", "attached");
@@ -183,17 +199,15 @@ function edit(turn, message) {
   });
   turn.replaceChildren(form);
   turn.classList.add("editing");
+  turns.get(message.id).key = ""; // is made again when the editor is left
   field.focus();
 }
 
 /* Leave the editor without a change; the focus goes back to where it came from. */
 function endEdit(message) {
-  const questions = shownMessages(store.conversation(id)).filter(({ role }) => role === "user");
-  const at = questions.findIndex((each) => each.id === message.id);
   editor = null;
-  shape = "";
   show();
-  ($("turns").querySelectorAll(".edit")[at] ?? $("message")).focus({ preventScroll: true });
+  (turns.get(message.id)?.element.querySelector(".edit") ?? $("message")).focus({ preventScroll: true });
 }
 
 /* Scrolling: the newest text stays in view until the user scrolls up. */

@@ -63,6 +63,11 @@ def test_pasted_lines_are_one_message():
         assert "got ['def f(x):\\n    return x'] quoted" in read_until(terminal, b"quoted")
 
 
+def test_a_dumb_terminal_gets_no_codes():
+    with terminal_running(READ_MESSAGES, TERM="dumb") as terminal:
+        assert read_until(terminal, b"> ") == "> "
+
+
 @pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit has no bracketed paste")
 def test_pasted_quotes_wait_for_no_others():
     with terminal_running(READ_MESSAGES, TERM="xterm") as terminal:
