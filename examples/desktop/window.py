@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from PySide6 import QtGui, QtWidgets
@@ -141,10 +142,12 @@ class Replies(QtWidgets.QScrollArea):
 
 
 def formatted(text: str) -> str:
-    """Markdown as rich text; HTML in it stays what it is."""
+    """Markdown as rich text. HTML in it stays what it is, and of a picture only its text is left: Qt would open a file
+    of that name, on Windows also one of another computer.
+    """
     document = QtGui.QTextDocument()
     document.setMarkdown(text, QtGui.QTextDocument.MarkdownFeature.MarkdownNoHTML)
-    return document.toHtml()
+    return re.sub(r'<img (?:[^>]* alt="([^"]*)")?[^>]*>', r"\1", document.toHtml())
 
 
 def main() -> int:

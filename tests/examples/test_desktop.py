@@ -195,6 +195,20 @@ def test_a_download_shows_its_progress_and_can_be_stopped(
     assert window.status.text().endswith(" is ready")
 
 
+def test_a_reply_opens_no_files(window: Window, tmp_path: Path) -> None:
+    from PySide6.QtGui import QImage
+
+    picture = QImage(300, 200, QImage.Format.Format_RGB32)
+    picture.fill(0xFF0000)
+    assert picture.save(str(tmp_path / "p.png"))
+    window.replies.begin("Which?")
+    window.replies.append(f'See ![a "red" > one]({tmp_path / "p.png"}) and ![](/x.png) **here**.', "")
+    assert window.replies.answer.sizeHint().height() < 100  # the picture has 200
+    text = window.replies.answer.text()
+    assert "See a &quot;red&quot; &gt; one and" in text
+    assert "<img" not in text
+
+
 def test_memory_is_shown() -> None:
     from examples.desktop.worker import figures
 
