@@ -149,7 +149,13 @@ class Tokenizer:
             BundleCorruptError: the tokenizer fails.
         """
         ids = list(self._encoded([text], add_special_tokens, parse_special)[0].ids)
-        return self._with_one_bos(ids) if add_special_tokens else ids
+        return self._with_one_bos(ids[: len(ids) - self._put_behind]) if add_special_tokens else ids
+
+    @cached_property
+    def _put_behind(self) -> int:
+        """Number of tokens that the tokenizer puts behind a text, such as the one that ends it: a reply goes on there."""
+        added = self._encoded(["a"], True, True)[0].special_tokens_mask
+        return len(added) - 1 - max((at for at, is_added in enumerate(added) if not is_added), default=len(added) - 1)
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that continues another one: control tokens in it are plain characters, and it gets no

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import processors
 
 from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.tokenizer import Tokenizer
@@ -12,6 +13,7 @@ from tests.conftest import ROOT
 from tests.text.tokenizers_made import BOS, KINDS, byte_level, gemma_like, llama_2, metaspace_words
 
 SPECIAL_TURN = 5
+EOS = 1
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -20,6 +22,18 @@ def test_a_raw_prompt_has_exactly_one_bos(make, text):
     ids = make().encode(text)
     assert ids[0] == BOS
     assert ids.count(BOS) == 1
+
+
+@pytest.mark.parametrize("text", ["a b", "<eos>", "a" * 20_000, ""])
+def test_a_raw_prompt_does_not_end_with_a_token_that_the_tokenizer_puts_there(text):
+    """As tokenizers have it that were saved for training, with `add_eos_token`: the model would begin another text."""
+    tokenizer = byte_level()
+    expected = tokenizer.encode(text)
+    added = [("<bos>", BOS), ("<eos>", EOS)]
+    tokenizer._backend.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=added)
+    again = Tokenizer(tokenizer._backend, BOS)
+    assert again.encode(text) == expected
+    assert again.encode(text, add_special_tokens=False) == expected[1:]
 
 
 def test_rendered_text_gets_no_bos():
