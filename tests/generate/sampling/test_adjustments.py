@@ -1,5 +1,6 @@
 """Biases and penalties change logits in a whole row and among a drafter's candidates alike."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from ondevice.errors import UsageError
 from ondevice.generate.request import SamplingOptions
-from ondevice.generate.sampling.sampler import Adjustments, Sampler
+from ondevice.generate.sampling.sampler import RECENT, Adjustments, Sampler
 
 VOCAB = 50
 CONTEXT = [3, 4, 4, 7, 9, 9, 9, 3]
@@ -55,6 +56,35 @@ def test_candidates_are_changed_as_the_row_is(chosen: dict[str, Any]) -> None:
     row, tokens = logits(), np.random.default_rng(1).permutation(VOCAB)[:20]
     adjustments = Adjustments(SamplingOptions(**chosen), suppressed=[5, 11], begins=BEGINS)
     np.testing.assert_array_equal(adjustments.some(row[tokens], tokens, CONTEXT), adjustments.row(row, CONTEXT)[tokens])
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+def test_texts_that_grow_or_differ_are_counted_as_new_ones_are(chosen: dict[str, Any]) -> None:
+    """A text is changed after it was read, too: a logits processor may do that with its own."""
+    rng, options = random.Random(5), SamplingOptions(**chosen)
+    kept, text = Adjustments(options, begins=BEGINS), list[int]()
+    for _ in range(300):
+        cut = len(text) - rng.choice([0, 0, 1, 3, RECENT, 5 * RECENT])
+        text = [*text[: max(cut, 0)], *rng.choices(range(-2, VOCAB), k=rng.choice([1, 1, 4, 3 * RECENT]))]
+        expected = Adjustments(options, begins=BEGINS).row(logits(), text)
+        np.testing.assert_array_equal(kept.row(logits(), text), expected)
+        text[rng.randrange(len(text))] = rng.randrange(VOCAB)
+        tokens = np.arange(VOCAB)[::-3]
+        expected = Adjustments(options, begins=BEGINS).some(logits()[tokens], tokens, text)
+        np.testing.assert_array_equal(kept.some(logits()[tokens], tokens, text), expected)
+
+
+def test_a_text_that_grows_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where drafts follow it."""
+    counted, unique = [], np.unique
+    monkeypatch.setattr(np, "unique", lambda *given, **more: counted.append(given) or unique(*given, **more))
+    sampler = Sampler(SamplingOptions(0.0, repetition_penalty=1.1, presence_penalty=0.5), begins=4000)
+    text = [3] * 4000
+    for token in range(VOCAB):
+        for length in range(6):
+            sampler.choose(logits(), text, [7, 3, 9, 8, 4, 5][:length])
+        text.append(token)
+    assert len(counted) <= 2
 
 
 def test_the_biases_of_candidates() -> None:
