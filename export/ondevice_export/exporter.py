@@ -34,7 +34,7 @@ from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.gguf.checkpoint import GgufCheckpoint
+from ondevice_export.gguf.checkpoint import GgufCheckpoint, parts
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.manifest import make_manifest, tool_versions
 from ondevice_export.text_files import copy_text_files
@@ -206,10 +206,10 @@ def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle
 def _key(target: TargetCheckpoint, options: ExportOptions, text: str) -> str:
     """The same for calibrated exports of the same bytes: by the target's files, the options, the text and the tools."""
     path = target.checkout.path
-    files = [path] if path.is_file() else sorted(filter(Path.is_file, path.iterdir()))
+    files = parts(path) if path.is_file() else sorted(filter(Path.is_file, path.iterdir()))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    parts = str(path), stats, options, text, sorted(tool_versions().items())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    given = str(path), stats, options, text, sorted(tool_versions().items())
+    return hashlib.sha256(repr(given).encode()).hexdigest()
 
 
 def _place(name: str, out: str | Path | None) -> Path:

@@ -106,11 +106,13 @@ def turn_ends(source: Path, tokenizer: Tokenizer | None) -> list[int]:
 def _template(source: Path) -> str | None:
     """The checkpoint's chat template; None if it has none.
 
-    Of named ones transformers takes `tool_use` where tools are given: the two become one template.
+    Of named ones transformers takes `tool_use` where tools are given: the two become one template. Alone it is used for
+    all chats.
     """
     named = _templates_of_files(source) or _configured_templates(source)
-    template, with_tools = named.get("default"), named.get("tool_use")
-    if isinstance(template, str) and isinstance(with_tools, str):
+    with_tools = named.get("tool_use")
+    template = named.get("default", with_tools)
+    if template != with_tools and isinstance(template, str) and isinstance(with_tools, str):
         parts = (each.removesuffix("\n") for each in (with_tools, template))  # as Jinja leaves it out at the end
         template = "{{% if tools is not none %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
     return template if isinstance(template, str) else None

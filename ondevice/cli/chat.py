@@ -112,6 +112,10 @@ def run(args: argparse.Namespace) -> int:
                     note(f"ondevice: {error}")
                 except OSError as error:
                     note(f"ondevice: {system_error(error)}")
+                except KeyboardInterrupt:  # as of a picture that takes long
+                    if not typed:
+                        raise
+                    note("(stopped)")
             elif text:
                 say(text)
     return 0
@@ -427,7 +431,7 @@ def _help(_: Conversation) -> None:
     lines |= {
         "/exit": ["end the chat, as /quit, /bye and Ctrl-D do"],
         QUOTES: ["begins and ends a message of several lines"],
-        "Ctrl-C": ["stops a reply, and drops a message of several lines"],
+        "Ctrl-C": ["stops a reply or a command, and drops a message of several lines"],
         "a file": ["a picture or sound that is dropped into the terminal goes with the next message"],
         "Tab": ["completes commands, and names of files after those that take one"],
         "arrow up": ["earlier messages, also those of earlier chats"],

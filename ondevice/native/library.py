@@ -144,7 +144,10 @@ def find(part: str) -> Callable[[str], int] | None:
         return None
     with suppress(OSError):
         os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
-    return load_block(path)
+    try:
+        return load_block(path)
+    except FileNotFoundError:  # another process has removed it since, as the code of another version
+        return None
 
 
 # Files and their descriptions.

@@ -187,6 +187,20 @@ def test_typed_lines_end_with_ctrl_d(run, bundle, prompts, typed):
     assert out.endswith("\n")
 
 
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_ctrl_c_ends_a_command_and_not_what_is_typed(run, bundle, prompts, typed, monkeypatch, is_typed):
+    def attach(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "attach", attach)
+    lines = ["/image photo.png", "ab"]
+    if is_typed:
+        typed(lines)
+    code, _, err = run("chat", bundle, *OPTIONS, **({} if is_typed else {"stdin": "\n".join(lines)}))
+    assert code == (0 if is_typed else 130)
+    assert ("(stopped)" in err, len(prompts)) == (is_typed, is_typed)
+
+
 def test_a_message_of_several_lines_has_a_prompt_of_its_own(run, bundle, prompts, monkeypatch, tmp_path):
     """And a reply stands between empty lines. Without colours, the prompts are plain."""
     lines, asked = iter(['"""ab', "cd", 'ef"""', "gh"]), []

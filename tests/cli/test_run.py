@@ -7,7 +7,9 @@ import pytest
 
 from ondevice.bundle import Bundle, exports_directory
 from ondevice.bundle_format.manifest import Source
+from ondevice.cli import chat
 from ondevice.cli import run as command
+from ondevice.cli.main import Parser
 from ondevice.cli.origins import note_origin
 from tests.cli.conftest import Terminal
 from tests.fixtures.model_made import write_bundle
@@ -53,6 +55,14 @@ def test_a_prompt_gets_one_answer_as_a_chat(run, bundle, prompts):
 def test_token_ids_are_the_prompt_itself(run, bundle, prompts):
     assert run("run", bundle, "--ids", "2,5,7", "-n", 4)[0] == 0
     assert prompts == [[2, 5, 7]]
+
+
+def test_the_options_of_one_answer_are_those_that_a_chat_lacks():
+    parsers = {name: Parser(name) for name in ("run", "chat")}
+    command.add_arguments(parsers["run"])
+    chat.add_arguments(parsers["chat"])
+    one, several = ({action.dest for action in parser._actions} for parser in parsers.values())
+    assert {*command.ANSWER_OPTIONS} == one - several - {"prompt", "file", "ids", "chat", "yes"}
 
 
 def test_token_ids_are_no_message(run, bundle, prompts):

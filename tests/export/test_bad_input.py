@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError, OndeviceError, PairMismatchError, UsageError
 from ondevice_export import data_file, export
+from ondevice_export.checkpoint.safetensors_file import SafetensorsFile
 from tests.fixtures.tiny_models import save_drafter, save_target
 
 NORM = "model.layers.0.input_layernorm.weight"
@@ -188,6 +189,27 @@ def test_weights_that_are_not_finite(source: Path, quantize: str) -> None:
 def test_pickled_checkpoint(source: Path) -> None:
     (source / "target" / "model.safetensors").rename(source / "target" / "pytorch_model.bin")
     refuse(source, CheckpointError, "pickled")
+
+
+def test_a_checkpoint_on_a_disk_that_fails(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle's own disk is not at fault."""
+    read = SafetensorsFile.read
+
+    def failing(file: SafetensorsFile, *given: Any) -> bytearray:
+        file._file.close()
+        file._file = cast(Any, FailingFile())
+        return read(file, *given)
+
+    monkeypatch.setattr(SafetensorsFile, "read", failing)
+    refuse(source, CheckpointError, "model.safetensors cannot be read: [Errno 5] Input/output error")
+
+
+class FailingFile:
+    def seek(self, offset: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("shard", ["../drafter/model.safetensors", "/etc/passwd", "weights.bin"])

@@ -102,6 +102,18 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(files: bool, tmp_pa
         assert list(codec.encode(CHAT, 256, ChatOptions(tools=tools))) == list(expected)
 
 
+def test_a_template_for_tools_alone_is_for_all_chats(tmp_path: Path) -> None:
+    """Transformers takes it with tools, and has none for other chats."""
+    named = [{"name": "tool_use", "template": f"{{{{ tools | tojson }}}}{TEMPLATE}"}]
+    save_chat_model(tmp_path / "model", {**NAMED, "chat_template": named}, "</s>", "<s>")
+    original = AutoTokenizer.from_pretrained(tmp_path / "model")
+    codec = TextCodec(Bundle.open(export(tmp_path / "model", tmp_path / "bundle", quantize="int8")))
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+    expected = original.apply_chat_template(CHAT, tools=tools, add_generation_prompt=True)["input_ids"]
+    assert list(codec.encode(CHAT, 256, ChatOptions(tools=tools))) == list(expected)
+    assert codec.encode(CHAT, 256)
+
+
 @pytest.mark.parametrize("said", [{}, {"add_bos_token": True}])
 def test_texts_begin_with_the_token_that_the_tokenizer_names(said: dict[str, bool], tmp_path: Path) -> None:
     """The configuration of a model may name the token of the one that it was trained from."""

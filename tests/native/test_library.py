@@ -266,6 +266,14 @@ def test_kernels_are_built_on_a_full_disk(tmp_path: Path) -> None:
         assert "could not be written to" in ended.stderr
 
 
+@pytest.mark.needs("numba")
+def test_a_file_that_vanishes_behind_its_check_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may clear the cache at any time."""
+    monkeypatch.setattr(library, "choice", lambda: library.LibraryChoice("x86-64-v3", None))
+    monkeypatch.setattr(library, "kept", lambda part: tmp_path / f"{part}.block")
+    assert library.find("packing") is None
+
+
 REMOVED_DIRECTORY = """
 import os
 from ondevice.native import library

@@ -70,13 +70,16 @@ class SafetensorsFile:
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         done = 0
-        with self._lock:  # locked seek and read, because Windows has no pread
-            self._file.seek(offset)
-            while done < nbytes:
-                count = self._file.readinto(view[done:])
-                if not count:
-                    raise CheckpointError(f"{self.path} ends at byte {offset + done}: download it again")
-                done += count
+        try:
+            with self._lock:  # locked seek and read, because Windows has no pread
+                self._file.seek(offset)
+                while done < nbytes:
+                    count = self._file.readinto(view[done:])
+                    if not count:
+                        raise CheckpointError(f"{self.path} ends at byte {offset + done}: download it again")
+                    done += count
+        except OSError as error:  # as of a disk that was removed
+            raise CheckpointError(f"{self.path} cannot be read: {reason(error)}") from error
         return buffer
 
     def _read_header(self) -> dict[str, TensorEntry]:

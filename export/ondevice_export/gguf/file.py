@@ -97,9 +97,12 @@ class GgufFile:
     def read_rows(self, entry: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of rows `start` to `stop`, uint8[stop - start, bytes of a row]; thread-safe."""
         size = (stop - start) * entry.stride
-        with self._lock:
-            self._file.seek(entry.offset + start * entry.stride)
-            data = self._file.read(size)
+        try:
+            with self._lock:
+                self._file.seek(entry.offset + start * entry.stride)
+                data = self._file.read(size)
+        except OSError as error:  # as of a disk that was removed
+            raise CheckpointError(f"{self.path} cannot be read: {reason(error)}") from error
         if len(data) < size:
             raise CheckpointError(f"{self.path} is truncated in {entry.name}: download it again")
         return np.frombuffer(data, np.uint8).reshape(stop - start, entry.stride)

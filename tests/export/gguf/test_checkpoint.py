@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -14,6 +17,9 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.models import TargetCheckpoint
+from ondevice_export.export_options import ExportOptions
+from ondevice_export.exporter import _key
 from ondevice_export.families import read_target
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from tests.export.gguf.files_made import CONTEXT, WINDOW, gemma4_divisors, random_model, state_of, write_gguf
@@ -315,11 +321,31 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         with GgufCheckpoint(path) as checkpoint:
             _assert_same(checkpoint, model)
             assert len(checkpoint.sha256()) == 64
+    target = cast(TargetCheckpoint, SimpleNamespace(checkout=SimpleNamespace(path=first)))
+    keys = [_key(target, ExportOptions(), "text")]
+    os.utime(second, (0, 0))
+    keys.append(_key(target, ExportOptions(), "text"))
+    assert len({*keys}) == 2  # another second part is another model: an export does not go on
     second.rename(tmp_path / "elsewhere.gguf")
     with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf is missing: a model of 2 files needs all"):
         GgufCheckpoint(first)
     with pytest.raises(CheckpointError, match="is one of 2 parts"):
         GgufCheckpoint(tmp_path / "elsewhere.gguf")
+
+
+def test_a_disk_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    with GgufCheckpoint(path) as checkpoint:
+        file = checkpoint._files[0]
+        file._file.close()
+        file._file = cast(Any, SimpleNamespace(seek=_failing, close=lambda: None))
+        with pytest.raises(CheckpointError, match=r"model\.gguf cannot be read: .* Input/output error"):
+            checkpoint.read("model.norm.weight")
+
+
+def _failing(offset: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
