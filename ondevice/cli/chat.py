@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -103,22 +103,29 @@ def run(args: argparse.Namespace) -> int:
                 break
             dropped = dropped_files(text) if typed else []
             if dropped or text.startswith("/"):
-                try:
-                    if dropped:
-                        _attach(conversation, [(KINDS[path.suffix.lower()], path) for path in dropped])
-                    else:
-                        run_command(text, conversation)
-                except OndeviceError as error:  # ends the command, not the conversation
-                    note(f"ondevice: {error}")
-                except OSError as error:
-                    note(f"ondevice: {system_error(error)}")
-                except KeyboardInterrupt:  # as of a picture that takes long
-                    if not typed:
-                        raise
-                    note("(stopped)")
+                _obey(text, dropped, conversation, typed=typed)
             elif text:
                 say(text)
     return 0
+
+
+def _obey(line: str, dropped: Sequence[Path], conversation: Conversation, *, typed: bool) -> None:
+    """Attach the files that were dropped, or else run the command. What goes wrong ends it, not the conversation, as
+    does Ctrl-C while messages are typed.
+    """
+    try:
+        if dropped:
+            _attach(conversation, [(KINDS[path.suffix.lower()], path) for path in dropped])
+        else:
+            run_command(line, conversation)
+    except OndeviceError as error:
+        note(f"ondevice: {error}")
+    except OSError as error:
+        note(f"ondevice: {system_error(error)}")
+    except KeyboardInterrupt:
+        if not typed:
+            raise
+        note("(stopped)")
 
 
 def _spaced(say: Callable[[str], None]) -> Callable[[str], None]:

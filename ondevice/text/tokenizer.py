@@ -153,9 +153,9 @@ class Tokenizer:
 
     @cached_property
     def _put_behind(self) -> int:
-        """Number of tokens that the tokenizer puts behind a text, such as the one that ends it: a reply goes on there."""
+        """Number of tokens that the tokenizer puts behind a text, as the one that ends it: a reply continues it."""
         added = self._encoded(["a"], True, True)[0].special_tokens_mask
-        return len(added) - 1 - max((at for at, is_added in enumerate(added) if not is_added), default=len(added) - 1)
+        return added[::-1].index(0) if 0 in added else 0
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that continues another one: control tokens in it are plain characters, and it gets no

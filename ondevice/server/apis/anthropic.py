@@ -46,6 +46,12 @@ DELTAS = {
 MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 """Names of pictures' formats. A picture is read as what its bytes are."""
 
+ERROR = {"type": "text", "text": "Error:"}
+"""Begins the result of a tool that failed: templates have no flag for it."""
+
+WITHOUT_THINKING = ("disabled", "between_tools")
+"""Kinds of `thinking` in which the model does not think. In the second, a remark before a call would be a thought."""
+
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """The details of an error by which Anthropic's client knows that a server stores no conversations."""
 
@@ -114,8 +120,9 @@ def _user_messages(blocks: Sequence[RequestFields], role: str) -> list[dict[str,
     for block in blocks:
         kind = block.kind(kinds)
         if kind == "tool_result":
-            block.ignore("cache_control", "is_error")
-            content = content_of(read_parts(block, "content", PARTS), "\n")
+            block.ignore("cache_control")
+            said = [ERROR] if block.flag("is_error") else []
+            content = content_of([*said, *read_parts(block, "content", PARTS)], "\n")
             results.append({"role": "tool", "tool_call_id": block.required("tool_use_id"), "content": content})
         else:
             parts.append(PARTS[kind](block))
@@ -148,11 +155,11 @@ def _options(fields: RequestFields) -> GenerationKeywords:
     options = tool_options(_tools(fields), _tool_choice(fields.inner("tool_choice")))
     if fields.inner("tool_choice").flag("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
-    thinking = fields.inner("thinking").choice("type", ("enabled", "adaptive", "disabled"))
+    thinking = fields.inner("thinking").choice("type", ("enabled", "adaptive", *WITHOUT_THINKING))
     fields.inner("thinking").ignore("budget_tokens", "display")
     fields.inner("output_config").ignore("effort")
     if thinking is not None:
-        options["thinking"] = thinking != "disabled"
+        options["thinking"] = thinking not in WITHOUT_THINKING
     output_format = fields.inner("output_config").inner("format")
     if output_format.choice("type", ("json_schema",)) is not None:
         output_format.required("schema")

@@ -177,7 +177,7 @@ def _assistant(turn: dict[str, Any]) -> dict[str, Any]:
 def _options(fields: RequestFields) -> GenerationKeywords:
     """Thinking, parallel calls and response format."""
     reasoning, text = fields.inner("reasoning"), fields.inner("text")
-    reasoning.ignore("summary", "generate_summary")
+    reasoning.ignore("summary", "generate_summary", "context")  # the template drops thoughts of earlier turns
     text.refuse("the model has no such switch: ask for it in `instructions`", verbosity="medium")
     options = effort_option(reasoning, "effort") | parallel_option(fields)
     text_format = dict(text.inner("format"))

@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 
-from ondevice.server.apis.anthropic import read_messages
+from ondevice.server.apis.anthropic import read_message, read_messages
 from ondevice.server.guard import Rules
 from ondevice.server.requests import RequestFields
 
@@ -58,6 +58,22 @@ def test_tool_call_thinking_and_tool_result(client, scripted):
     said = [*ASKED, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     answer = client.messages.create(messages=said, **options)
     assert answer.content[-1].text == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("content", "failed", "said"),
+    [
+        ("no such city", False, "no such city"),
+        ("no such city", True, "Error:\nno such city"),
+        ([], True, "Error:"),
+        ([{"type": "text", "text": "no"}, {"type": "text", "text": "city"}], True, "Error:\nno\ncity"),
+    ],
+)
+def test_the_model_learns_that_a_tool_failed(content, failed, said):
+    """Templates have no flag for it, and the text alone may not tell."""
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content, "is_error": failed}
+    [message] = read_messages(RequestFields({"messages": [{"role": "user", "content": [result]}]}))
+    assert message == {"role": "tool", "tool_call_id": "1", "content": said}
 
 
 def test_a_reply_of_nothing_but_calls_has_no_text():
@@ -170,6 +186,13 @@ def test_a_reply_that_ends_with_its_form_did_not_end_at_a_stop_sequence(served):
 def test_max_tokens(client, scripted):
     scripted.says("There will be rain.<turn|>")
     assert client.messages.create(model="reference", max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled", "between_tools"])
+def test_kinds_of_thinking(kind):
+    fields = RequestFields({"messages": ASKED, "max_tokens": 5, "thinking": {"type": kind}})
+    request, _ = read_message(fields)
+    assert request.options["thinking"] == (kind in ("enabled", "adaptive"))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_response(client, scripted):
 def test_a_conversation_with_a_tool(client, scripted):
     scripted.says(f"{THOUGHT}{CALL}<|tool_response>")
     asked = [{"role": "user", "content": [{"type": "input_text", "text": "Will it rain?"}]}]
-    options = {"model": "reference", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    reasoning = {"effort": "low", "summary": "auto", "context": "current_turn"}
+    options = {"model": "reference", "tools": [WEATHER], "reasoning": reasoning}
     response = client.responses.create(input=asked, **options)
     reasoning, call = response.output
     assert reasoning.content[0].text == "I need the weather."
