@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, RESPONSE_TEMPLATE, TOKENIZER
 from ondevice.bundle_format.manifest import SPECIAL_TOKENS
-from ondevice.errors import BundleCorruptError, CheckpointError, reason
+from ondevice.errors import BundleCorruptError, CheckpointError, reason, shown
 from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.checkpoint.json_fields import read_json
@@ -23,6 +23,7 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             shutil.copyfile(source / name, bundle / name)
     if not (bundle / TOKENIZER).exists():
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
+    _note_unknown_tokens(source, bundle, note)
     _write_response_template(source, bundle, note)
     template = _template(source)
     if template is not None:
@@ -30,6 +31,24 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             (bundle / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
         except UnicodeEncodeError as error:
             raise CheckpointError(f"{source}: the chat template holds half a surrogate pair: it is damaged") from error
+
+
+def _note_unknown_tokens(source: Path, bundle: Path, note: Note) -> None:
+    """Name a token that stands in `tokenizer_config.json` alone, whence transformers takes it too: prompts would have
+    its letters.
+    """
+    path, tokenizer = source / "tokenizer_config.json", read_tokenizer(bundle)
+    given = read_json(path).get("added_tokens_decoder") if path.is_file() else None
+    if tokenizer is None or not isinstance(given, dict):
+        return
+    known = {token.content for token in tokenizer.added.values()}
+    texts = [each.get("content") for each in given.values() if isinstance(each, dict)]
+    unknown = [text for text in texts if isinstance(text, str) and text not in known]
+    if unknown:
+        note(
+            f"{TOKENIZER} lacks {len(unknown)} of the tokens in tokenizer_config.json, as {shown(unknown[0])}, which "
+            "will be read letter by letter: save the tokenizer with transformers, and export again"
+        )
 
 
 def read_tokenizer(directory: Path) -> Tokenizer | None:

@@ -102,6 +102,23 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(files: bool, tmp_pa
         assert list(codec.encode(CHAT, 256, ChatOptions(tools=tools))) == list(expected)
 
 
+def test_tokens_that_the_tokenizer_s_file_lacks_are_named(tmp_path: Path) -> None:
+    """Transformers adds those of `tokenizer_config.json`, and saves them in both files."""
+    notes = list[str]()
+    save_chat_model(tmp_path / "model", NAMED, "</s>", "<s>")
+    path = tmp_path / "model" / "tokenizer_config.json"
+    config, ids = json.loads(path.read_text()), Tokenizer.from_file(str(path.with_name("tokenizer.json"))).get_vocab()
+    added = {text: {"content": text, "special": True} for text in ("<s>", "</s>", "<new>", "<newer>")}
+    ids |= {"<new>": len(ids), "<newer>": len(ids) + 1}
+    path.write_text(json.dumps({**config, "added_tokens_decoder": {ids[text]: added[text] for text in added}}))
+    export(tmp_path / "model", tmp_path / "bundle", quantize="int8", note=notes.append)
+    assert [line for line in notes if "letter by letter" in line and "lacks 2" in line and "'<new>'" in line]
+    AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")
+    notes.clear()
+    export(tmp_path / "model", tmp_path / "again", quantize="int8", note=notes.append)
+    assert not [line for line in notes if "letter by letter" in line]
+
+
 def test_a_template_for_tools_alone_is_for_all_chats(tmp_path: Path) -> None:
     """Transformers takes it with tools, and has none for other chats."""
     named = [{"name": "tool_use", "template": f"{{{{ tools | tojson }}}}{TEMPLATE}"}]
