@@ -7,6 +7,7 @@ In: float32[V], a row of logits, with the tokens before it. Out: the token that 
     filters     top-k, top-p and min-p
     peaks       the largest scores of blocks, with which both leave out most of a row
     gumbel      noise that is a function of seed, position and token, and the draw with it
+    counts      how often tokens occur in the text, for penalties
     masks       the tokens that a constraint allows
     elementary  exponential and logarithm with the same bits on every CPU
 """

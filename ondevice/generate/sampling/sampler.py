@@ -18,6 +18,7 @@ from ondevice.arrays import Float32Array, Float64Array, Int64Array
 from ondevice.engines.protocol import DraftStep, EngineDrafts, MultiStep
 from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
+from ondevice.generate.sampling.counts import TextCounts
 from ondevice.generate.sampling.gumbel import Key, key_of
 from ondevice.generate.sampling.masks import ConstraintMasks
 from ondevice.generate.sampling.row_draw import NextToken, RowDraw, next_token
@@ -186,8 +187,10 @@ class Sampler:
             return [Guess(forced, 1.0)]
         scores, adjust, masks = logits, self._adjustments, self._masks
         if adjust:
-            before = [*context, *path] if adjust.read_context else ()
-            scores = adjust.row(scores, before) if candidates is None else adjust.some(scores, candidates, before)
+            if candidates is None:
+                scores = adjust.row(scores, context, path)
+            else:
+                scores = adjust.some(scores, candidates, context, path)
         if masks is not None and candidates is None:
             scores = masks.row(scores, context, path)
         elif masks is not None and candidates is not None:
@@ -220,14 +223,13 @@ class Sampler:
 
     def _scores(self, logits: Float32Array, context: Sequence[int], path: Sequence[int]) -> Float32Array:
         """The logits after adjustments, processors and constraint."""
-        scores = logits
-        if self._adjustments or self.processors:
-            reads = self._adjustments.read_context or self.processors
-            scores = self._changed(logits, [*context, *path] if reads else ())
+        scores = self._adjustments.row(logits, context, path) if self._adjustments else logits
+        if self.processors:
+            scores = self._processed(scores, [*context, *path])
         return scores if self._masks is None else self._masks.row(scores, context, path)
 
-    def _changed(self, logits: Float32Array, tokens_before: Sequence[int]) -> Float32Array:
-        scores = self._adjustments.row(logits, tokens_before) if self._adjustments else np.array(logits, np.float32)
+    def _processed(self, scores: Float32Array, tokens_before: Sequence[int]) -> Float32Array:
+        scores = np.array(scores, np.float32)
         for processor in self.processors:
             scores = _checked_row(processor(scores, tokens_before), len(scores))
         return scores
@@ -274,10 +276,6 @@ def _checked_row(scores: object, vocab_size: int) -> Float32Array:
 # Biases, suppressed tokens and penalties.
 
 
-RECENT = 32
-"""Tokens at the end of a text that are compared with an earlier text's one by one."""
-
-
 class Adjustments:
     """Changes of logits that depend on the token, its own logit and the context only, so that the few candidates of a
     drafter are changed exactly as the target's whole row is.
@@ -298,8 +296,7 @@ class Adjustments:
         self._biases = np.array([biases[token] for token in sorted(biases)], np.float32)
         self._repetition = np.float32(options.repetition_penalty)
         self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
-        self._begins = begins
-        self._seen, self._generated = _Counts(), _Counts()
+        self._counts = TextCounts(begins)
         self._any = bool(biases or options.repetition_penalty != 1 or self._presence or self._frequency)
 
     def __bool__(self) -> bool:
@@ -323,73 +320,42 @@ class Adjustments:
         places = np.flatnonzero(np.isin(tokens, self._biased))
         return (places, _values_of(tokens[places], self._biased, self._biases)) if len(places) else None
 
-    def row(self, logits: Float32Array, context: Sequence[int]) -> Float32Array:
-        """A changed copy of a row of the whole vocabulary, float32[V]."""
+    def row(self, logits: Float32Array, context: Sequence[int], path: Sequence[int] = ()) -> Float32Array:
+        """A changed copy of a row of the whole vocabulary, float32[V], that follows `context` and then `path`."""
         scores = np.array(logits, np.float32)
         scores[self._biased] += self._biases
+        if self.read_context:
+            self._counts.read(context, path)
         if self._repetition != 1:
-            seen, _ = self._seen.of(context)
-            seen = seen[(seen >= 0) & (seen < len(scores))]  # soft tokens are negative
+            seen = self._counts.seen.distinct
+            seen = seen[seen < len(scores)]
             scores[seen] = self._repeated(scores[seen])
         if self._presence or self._frequency:
-            tokens, penalties = self._penalties(context)
-            scores[tokens] -= penalties
+            tokens = self._counts.generated.distinct
+            scores[tokens] -= self._penalties(tokens)
         return scores
 
-    def some(self, logits: Float32Array, tokens: Int64Array, context: Sequence[int]) -> Float32Array:
+    def some(
+        self, logits: Float32Array, tokens: Int64Array, context: Sequence[int], path: Sequence[int] = ()
+    ) -> Float32Array:
         """A changed copy of the logits, float32[C], of some tokens, int64[C]."""
         scores = np.array(logits, np.float32)
         scores += _values_of(tokens, self._biased, self._biases)
+        if self.read_context:
+            self._counts.read(context, path)
         if self._repetition != 1:
-            scores = np.where(np.isin(tokens, self._seen.of(context)[0]), self._repeated(scores), scores)
+            scores = np.where(self._counts.seen.of(tokens) > 0, self._repeated(scores), scores)
         if self._presence or self._frequency:
-            scores -= _values_of(tokens, *self._penalties(context))
+            scores -= self._penalties(tokens)
         return scores
 
     def _repeated(self, scores: Float32Array) -> Float32Array:
         return np.where(scores < 0, scores * self._repetition, scores / self._repetition)
 
-    def _penalties(self, context: Sequence[int]) -> tuple[Int64Array, Float32Array]:
-        """The generated tokens, ascending, and the penalty of each."""
-        tokens, counts = self._generated.of(context[self._begins :])
-        return tokens, (self._presence + self._frequency * counts).astype(np.float32)
-
-
-class _Counts:
-    """How often each token occurs in a text. The result is kept: the next text mostly differs in its last tokens only,
-    by new ones and by drafts, and to count 4,000 tokens anew for each row took 3 % of a token of SmolLM2-135M.
-    """
-
-    def __init__(self) -> None:
-        self._text: list[int] = []
-        self._tokens: Int64Array = np.zeros(0, np.int64)
-        self._counts: Int64Array = np.zeros(0, np.int64)
-
-    def of(self, text: Sequence[int]) -> tuple[Int64Array, Int64Array]:
-        """int64[n] and int64[n]: the tokens, ascending, and the number of each; both are valid until the next call."""
-        text = [*text]  # a logits processor may change its own
-        known, self._text = self._text, text
-        most = min(len(known), len(text))
-        same = max(most - RECENT, 0)
-        if max(len(known), len(text)) - same > 2 * RECENT or known[:same] != text[:same]:
-            self._tokens, self._counts = np.unique(np.asarray(text, np.int64), return_counts=True)
-            return self._tokens, self._counts
-        while same < most and known[same] == text[same]:
-            same += 1
-        for token in known[same:]:
-            self._add(token, -1)
-        for token in text[same:]:
-            self._add(token, 1)
-        return self._tokens, self._counts
-
-    def _add(self, token: int, number: int) -> None:
-        at = int(self._tokens.searchsorted(token))
-        if at == len(self._tokens) or self._tokens[at] != token:
-            self._tokens, self._counts = np.insert(self._tokens, at, token), np.insert(self._counts, at, number)
-            return
-        self._counts[at] += number
-        if not self._counts[at]:
-            self._tokens, self._counts = np.delete(self._tokens, at), np.delete(self._counts, at)
+    def _penalties(self, tokens: Int64Array) -> Float32Array:
+        """float32[C]: the presence and frequency penalty of tokens, 0 for those that were not generated."""
+        counts = self._counts.generated.of(tokens)
+        return np.where(counts > 0, self._presence + self._frequency * counts, 0.0).astype(np.float32)
 
 
 def _values_of(tokens: Int64Array, known: Int64Array, values: Float32Array) -> Float32Array:
