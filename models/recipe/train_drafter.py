@@ -45,6 +45,7 @@ from benchmarks.command import run_command
 from ondevice.bundle import Bundle, sha256
 from ondevice_export import export as export_bundle
 from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.models import open_checkpoint
 from ondevice_export.checkpoint.source import locate
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
@@ -268,8 +269,10 @@ def prepare(args: argparse.Namespace) -> None:
     """Write lessons, and those of given prompts. The target's memory is free again before training opens it anew.
 
     Raises:
-        SystemExit: the directory of the work is that of another target, or there are too few replies.
+        SystemExit: the target's layers are not such as a drafter begins with, the directory of the work is that of
+            another target, or there are too few replies.
     """
+    refuse_other_layers(args.target)
     args.work.mkdir(parents=True, exist_ok=True)
     bundle, given, known = args.work / "bundle", args.work / "held-out", args.work / "target.sha256"
     found = digest(locate(str(args.target)).path)
@@ -293,6 +296,14 @@ def prepare(args: argparse.Namespace) -> None:
     trained, kept_back = Lessons(args.work, torch.device("cpu")).split()
     if not trained or not kept_back:
         raise SystemExit("there are too few replies to train on some and measure on others: give a larger --replies")
+
+
+def refuse_other_layers(target: Path) -> None:
+    """Raise SystemExit unless a target's layers have the matrices with which a drafter's layers begin."""
+    with open_checkpoint(locate(str(target)), tokenizer=False) as (_, checkpoint):
+        for part in ("self_attn.q_proj", "mlp.down_proj"):
+            if not any(name.endswith(f"{part}.weight") for name in checkpoint.names):
+                raise SystemExit(f"{target} has no {part}: drafters are not trained for experts or joined matrices")
 
 
 def digest(target: Path) -> str:

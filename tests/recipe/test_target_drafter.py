@@ -32,6 +32,7 @@ from safetensors.torch import load_file
 from text.prompts import Prompt
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
+from tests.fixtures import tiny_families
 from tests.fixtures.tiny_families import save_family
 from tests.fixtures.tiny_models import VOCAB
 
@@ -293,6 +294,18 @@ def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: 
     monkeypatch.setattr(lessons, "HELD_OUT_EVERY", 1000)
     with pytest.raises(SystemExit, match="too few replies"):
         train_drafter.prepare(args)
+
+
+@pytest.mark.parametrize(("name", "part"), [("qwen3-moe", "mlp.down_proj"), ("phi3", "self_attn.q_proj")])
+def test_targets_of_other_layers_are_refused_before_replies_are_written(
+    tmp_path: Path, name: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiny_families.FAMILIES["qwen3-moe"][1], "mlp_only_layers", [])
+    save_family(tmp_path / "target", name)
+    args = Namespace(target=tmp_path / "target", work=tmp_path / "work", held_out=[], device=CPU, replies=1, first=0)
+    with pytest.raises(SystemExit, match=f"has no {part}: drafters are not trained for experts or joined matrices"):
+        train_drafter.prepare(args)
+    assert not (tmp_path / "work").exists()
 
 
 def test_replies_of_another_target_are_not_learnt_from(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
