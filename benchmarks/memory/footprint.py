@@ -59,7 +59,7 @@ def footprint(name: str) -> Footprint:
         weights,
         CHECKPOINT_BYTES * (weights + _count(drafter)),
         exported,
-        _packed(target, options.target_formats) + _packed(drafter, options.drafter_formats),
+        packed_bytes(target, options.target_formats) + packed_bytes(drafter, options.drafter_formats),
         per_token["full"],
         per_token["sliding"] * (config.window or 0),
     )
@@ -79,7 +79,7 @@ def tower_bytes(name: str, quantize: str) -> dict[str, int]:
     return found
 
 
-def _packed(shapes: Shapes, formats: Formats) -> int:
+def packed_bytes(shapes: Shapes, formats: Formats) -> int:
     """Matrices with an fp16 scale per block; the tables whose rows are read one by one stay in the bundle."""
     ordered = any(name.endswith("token_ordering") for name in shapes)  # so a drafter scores a few rows of its table
     total = 0.0

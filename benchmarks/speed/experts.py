@@ -1,9 +1,10 @@
-"""How much do further rows cost if they choose other experts, at 26B-A4B's shape?
+"""How much do further rows cost if they choose other experts, at the shape of a mixture of experts?
 
-    python -m benchmarks.speed.experts DIRECTORY [--threads 2] [--rounds 3] [--llama-bench PROGRAM --gguf FILE]
+    python -m benchmarks.speed.experts DIRECTORY [--size Qwen3-30B-A3B] [--threads 2] [--rounds 3]
+        [--llama-bench PROGRAM --gguf FILE]
 
-If there is no bundle in the directory, one is written first: 16 GB, through the exporter, matrix by matrix. Its pack,
-15 GB, is written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs
+If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, or 18 of Qwen3
+30B-A3B, through the exporter, matrix by matrix. Its pack, as large, is written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs
 after `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's
 logits; 512 are a prefill.
 
@@ -19,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.bundles import qwen3
 from benchmarks.bundles.shape import write_bundle
 from benchmarks.command import add_threads, command_line, run_command
 from benchmarks.forwards import forward, read
-from benchmarks.memory.footprint import footprint
+from benchmarks.memory.footprint import footprint, packed_bytes
 from benchmarks.peers.llama_programs import add_llama_bench, llama_bench
 from benchmarks.speed.rows import CONTEXT, facts_of, footer
 from ondevice import machine
@@ -31,8 +33,9 @@ from ondevice.cli.bench.tables import table, versions
 from ondevice.engines.protocol import Engine
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.roofline import RooflineMeasurement
+from ondevice_export.export_options import ExportOptions
 
-SIZE = "26B-A4B"
+GEMMA = "26B-A4B"
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8)
 PREFILL = 512
 TIMES = 5
@@ -50,11 +53,11 @@ class RowTimes:
     """Number of experts that a layer read."""
 
 
-def check_memory(needed: int, available: int) -> None:
+def check_memory(size: str, needed: int, available: int) -> None:
     """Raise SystemExit if the weights do not stay in memory: forwards would be as slow as the disk."""
     if available < needed:
         raise SystemExit(
-            f"{SIZE} needs {needed / 1e9:.1f} GB of memory: {(needed - ROOM) / 1e9:.1f} GB of weights, of which random "
+            f"{size} needs {needed / 1e9:.1f} GB of memory: {(needed - ROOM) / 1e9:.1f} GB of weights, of which random "
             f"tokens touch all, and {ROOM / 1e9:.1f} GB in addition; {available / 1e9:.1f} GB are available here. "
             "Close other programs, or measure on a larger machine"
         )
@@ -100,13 +103,16 @@ def report(found: dict[int, RowTimes], llama: dict[int, list[float]] | None) -> 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--size", choices=[GEMMA, qwen3.MIXTURE], default=GEMMA)
     add_threads(parser)
     parser.add_argument("--rounds", type=int, default=3)
     add_llama_bench(parser)
     arguments = parser.parse_args()
-    check_memory(footprint(SIZE).pack_bytes + ROOM, machine.available_bytes())
+    size, options = arguments.size, ExportOptions()
+    pack = footprint(size).pack_bytes if size == GEMMA else packed_bytes(qwen3.shapes(), options.target_formats)
+    check_memory(size, pack + ROOM, machine.available_bytes())
     if not arguments.directory.exists():
-        write_bundle(SIZE, arguments.directory, with_drafter=False)
+        write_bundle(size, arguments.directory, with_drafter=False)
     engine = SimdEngine(Bundle.open(arguments.directory), arguments.threads)
     found = measure(engine, arguments.rounds)
     engine.close()
@@ -120,7 +126,7 @@ def main() -> None:
         llama |= bench.seconds([PREFILL], CONTEXT, 1, every_logit=False)
     print(report(found, llama))
     packages = versions(("numba", "numpy")) | peers
-    print(f"\n{footer(facts_of(SIZE, arguments, roofline, packages))}")
+    print(f"\n{footer(facts_of(size, arguments, roofline, packages))}")
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def test_experts() -> None:
     assert [count for count, each in found.items() if each.seconds] == [*experts.VERIFY, experts.PREFILL]
     assert "experts per layer" in experts.report(found, None)
     with pytest.raises(SystemExit, match=r"16\.1 GB of memory: 15\.0 GB of weights.* 16\.0 GB are available here"):
-        experts.check_memory(15_000_000_000 + experts.ROOM, 16_000_000_000)
+        experts.check_memory("26B-A4B", 15_000_000_000 + experts.ROOM, 16_000_000_000)
 
 
 def test_the_model_of_arm_boards() -> None:
