@@ -90,7 +90,7 @@ def pull(
         UsageError: a malformed repository or bundle name, or a name that is taken.
         MissingDependencyError: huggingface_hub is not installed.
     """
-    if not _REPOSITORY.fullmatch(repository):
+    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
         raise UsageError(f"{repository!r:.99} is no repository: they are named OWNER/NAME")
     destination = Destination(repository.partition("/")[2] if name is None else name)
     content, remote = _fetch_manifest(_Remote.of_environment(repository, revision))
@@ -153,7 +153,7 @@ class Destination:
         Raises:
             UsageError: `name` cannot be a directory's name.
         """
-        if not _NAME.fullmatch(name) or len(name) > 200:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 200:
             raise UsageError(f"{name!r:.99} is no name of a bundle: use letters, digits, points and hyphens")
         self.name = name
         self.path = model_home() / name

@@ -24,7 +24,7 @@ from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import MAX_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
-from ondevice.errors import BundleNotFoundError, PromptError, UsageError
+from ondevice.errors import BundleNotFoundError, PromptError, UsageError, shown
 from ondevice.forks import ForkGuard
 from ondevice.generate.costs import CostsFile
 from ondevice.generate.drafters import registry
@@ -128,11 +128,10 @@ def load(
     media_cache_bytes = check_whole("media_cache_bytes", media_cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
-    if drafter is not None and not isinstance(drafter, (str, PathLike)):
-        raise UsageError(f"drafter must be a name or a path, not {drafter!r:.99}: pass your own drafter to stream()")
+    drafter_name = None if drafter is None else _named(drafter)
     attends = AttentionOptions(attention, attention_keys, attention_width)
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
-    if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
+    if drafter_name is not None and (location := registry.draft_bundle(drafter_name)) is not None:
         find_draft_bundle(location, opened)  # report a wrong one before minutes are spent on the model
     count = threads or machine.default_threads()
     if count > (most := machine.processors()):
@@ -173,8 +172,8 @@ def load(
             codec=codec,
         )
         undone.callback(model.close)
-        if drafter is not None:
-            model.draft_with(drafter, on_prepare)
+        if drafter_name is not None:
+            model.draft_with(drafter_name, on_prepare)
         undone.pop_all()
     model.load_s = perf_counter() - started
     return model
@@ -194,6 +193,14 @@ def prepare(
     """
     with load(bundle, engine=engine, threads=threads, on_prepare=on_prepare) as model:
         model._scheduler.measure_costs()
+
+
+def _named(drafter: object) -> str:
+    """The name or path of a drafter for all generations. Raises UsageError for anything else."""
+    name = fspath(drafter) if isinstance(drafter, PathLike) else drafter
+    if not isinstance(name, str):
+        raise UsageError(f"drafter must be a name or a path, not {shown(drafter)}: pass your own drafter to stream()")
+    return name
 
 
 def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:
@@ -461,7 +468,7 @@ class Model:
             BundleError: a draft bundle that is damaged or not supported.
         """
         self._check_open()
-        name = fspath(drafter)
+        name = _named(drafter)
         self._entry(name, on_prepare=on_prepare)
         self._drafter = name
 

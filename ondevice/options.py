@@ -228,19 +228,19 @@ class GenerationOptions:
             copies=check_whole("copies", self.copies, 0, MAX_SESSIONS),
             top_logprobs=check_whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS),
         )
-        if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
-            raise UsageError(
-                f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {shown(self.image_tokens)}"
-            )
+        tokens = self.image_tokens
+        if tokens is not None and not (isinstance(tokens, Integral) and tokens in BUDGETS):
+            raise UsageError(f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {shown(tokens)}")
         if self.num_assistant_tokens is not None:
             self._set(num_assistant_tokens=check_whole("num_assistant_tokens", self.num_assistant_tokens))
         for name in ("logprobs", "prompt_logprobs", "ignore_eos", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         if self.stop is not None and not isinstance(self.stop, str):
-            if not isinstance(self.stop, Iterable):
-                raise UsageError(f"stop must be a string or a list of strings, not {shown(self.stop)}")
-            self._set(stop=tuple(self.stop))
+            try:
+                self._set(stop=tuple(self.stop))
+            except TypeError as error:  # also of an array without a dimension, which is an Iterable
+                raise UsageError(f"stop must be a string or a list of strings, not {shown(self.stop)}") from error
         if isinstance(self.drafter, PathLike):
             self._set(drafter=fspath(self.drafter))
         named = isinstance(self.drafter, str) or self.drafter is None

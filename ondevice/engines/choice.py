@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
+from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType, context_within
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
@@ -70,7 +70,8 @@ def open_engine(
         from ondevice.engines.simd.engine import SimdEngine
         from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
-        lookup = LookupSettings(attention.kind, attention.keys, attention.width) if attention.looks_up else None
+        context = context_within(context_length, bundle.manifest.target.context_length)
+        lookup = LookupSettings.of(attention, context) if attention.looks_up else None
         try:
             return SimdEngine(
                 bundle, threads, context_length, kv_cache=kv_cache, lookup=lookup, preparation=preparation

@@ -55,7 +55,7 @@ class SamplingOptions:
         for name, value in vars(self).items():
             if name == "logit_bias":
                 object.__setattr__(self, name, _biases(value))
-            elif value is not None:
+            elif value is not None or name not in ("top_k", "top_p", "min_p", "seed"):
                 object.__setattr__(self, name, _number(name, value, whole=name in ("top_k", "seed")))
         if not self.temperature >= 0:
             raise UsageError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")

@@ -223,7 +223,7 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is not a mapping with 'role' and 'content' but {shown(message, 60)}")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise PromptError(f"{place} has the role {shown(role)}: use one of {', '.join(ROLES)}")
     _check_content(message, place)
     made: dict[str, Any] = plain(message, place)
@@ -248,10 +248,10 @@ def _check_content(message: Message, place: str) -> None:
     if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
         raise PromptError(f"{place} needs a string as its 'content', or a list of parts, not {shown(content, 60)}")
     for part in content:
-        if part in PLACEHOLDERS:
+        kind = part.get("type")
+        if isinstance(kind, str) and part in PLACEHOLDERS:
             continue
-        if part.get("type") != "text":
-            kind = part.get("type")
+        if not isinstance(kind, str) or kind != "text":
             raise PromptError(
                 f"{place} has a part of the type {shown(kind, 60)}: parts are text, image, audio and video"
             )

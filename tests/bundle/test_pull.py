@@ -269,14 +269,14 @@ def test_another_bundle_of_that_name_is_kept_unless_told(hub, home, bundle):
     assert [path.name for path in home.iterdir()] == ["toy"]
 
 
-@pytest.mark.parametrize("repository", ["toy", "a/b/c", "../a", "a/..", "https://x/y", "a/b?x"])
+@pytest.mark.parametrize("repository", ["toy", "a/b/c", "../a", "a/..", "https://x/y", "a/b?x", None, 5, b"a/b"])
 def test_what_is_no_repository(hub, repository):
     with pytest.raises(UsageError):
         ondevice.pull(repository)
     assert hub.seen == []
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", ".hidden", "", " "])
+@pytest.mark.parametrize("name", ["..", "a/b", ".hidden", "", " ", 5, b"toy"])
 def test_what_is_no_name(hub, name):
     with pytest.raises(UsageError):
         ondevice.pull(REPOSITORY, name=name)

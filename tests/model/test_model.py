@@ -402,6 +402,16 @@ def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Pat
         model.engine.open_session()
 
 
+def test_more_positions_than_the_context_has_take_no_memory(reference_bundle: Path) -> None:
+    options: Any = {"attention": "lookup", "threads": 1, "context_length": 4096}
+    with (
+        ondevice.load(reference_bundle, attention_keys=32 * 10**30, **options) as all_of_them,
+        ondevice.load(reference_bundle, attention_keys=4096, **options) as as_many,
+    ):
+        wanted = as_many.generate("def f(", max_new_tokens=4, temperature=0.0).token_ids
+        assert all_of_them.generate("def f(", max_new_tokens=4, temperature=0.0).token_ids == wanted
+
+
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])
 def test_load_refuses_what_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

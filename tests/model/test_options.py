@@ -93,6 +93,8 @@ def test_a_generation_config_that_is_no_object(content: str, tmp_path: Path) -> 
         ({"stop": 5}, "stop must be a string or a list of strings, not 5"),
         ({"stop": [5]}, "a stop string must be a non-empty string, not 5"),
         ({"stop": b"x"}, "a stop string must be a non-empty string"),
+        ({"stop": np.array(5)}, r"stop must be a string or a list of strings, not array\(5\)"),
+        ({"image_tokens": np.array([70, 140])}, "image_tokens must be one of 70, 140, 280, 560, 1120, not array"),
         ({"logits_processors": 5}, "logits_processors must be a list of functions, not 5"),
         ({"logits_processors": [5]}, r"logits_processors must be a list of functions, not \[5\]"),
         ({"logits_processors": lambda logits, context: logits}, "logits_processors must be a list of functions"),
@@ -156,6 +158,8 @@ def test_a_processor_in_transformers_order_is_an_error_and_not_another_text(tmp_
         ({"max_sequences": 17}, "max_sequences must be a whole number from 1 to 16, not 17"),
         ({"cache_bytes": -1}, "cache_bytes must be a whole number"),
         ({"on_prepare": 5}, "on_prepare must be a function, not 5"),
+        ({"drafter": 5}, "drafter must be a name or a path, not 5"),
+        ({"drafter": b"mtp"}, "drafter must be a name or a path, not b'mtp'"),
         ({"engine": ["simd"]}, "engine must be one of"),
         ({"kv_cache": None}, "kv_cache must be one of"),
     ],
@@ -167,6 +171,14 @@ def test_options_of_a_model(
     monkeypatch.setattr("ondevice.machine.processors", lambda: 2)
     with pytest.raises(UsageError, match=re.escape(words)):
         ondevice.load(write_bundle(tmp_path), **options)
+
+
+def test_a_later_drafter_that_is_neither_name_nor_path(tmp_path: Path) -> None:
+    drafter: Any
+    with load_toy(write_bundle(tmp_path)) as model:
+        for drafter in (None, 5, b"mtp", ["mtp"]):
+            with pytest.raises(UsageError, match="drafter must be a name or a path, not "):
+                model.draft_with(drafter)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"bundle", ["bundle"]])

@@ -113,6 +113,8 @@ for _ in range(100_000):
         (["hello"], "message 1 is not a mapping"),
         ([{"content": "x"}], "message 1 has the role None"),
         ([{"role": "user", "content": "x"}, {"role": "bot", "content": "x"}], "message 2 has the role 'bot'"),
+        ([{"role": np.array([1, 2]), "content": "x"}], "message 1 has the role array([1, 2])"),
+        ([{"role": "user", "content": [{"type": np.array([1, 2])}]}], "message 1 has a part of the type array([1, 2])"),
         ([{"role": "user"}], "message 1 needs a string"),
         ([{"role": "user", "content": None}], "message 1 needs a string"),
         ([{"role": "user", "content": None, "tool_calls": [call("f", {})]}], "message 1 needs a string"),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.kv_cache import KVCache, Units, Views
-from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
+from ondevice.engines.protocol import LOOKUP_UNIT, AttentionOptions, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, SPAN, UNIT
 from ondevice.engines.simd.kernels.contract.entries import encode, learn, move_rows
 from ondevice.engines.simd.kernels.contract.matrices import TILE
@@ -118,6 +118,13 @@ class LookupSettings:
     most: int = 2048
     window: int = 512
     learn: int = 2048
+
+    @classmethod
+    def of(cls, options: AttentionOptions, context_length: int) -> LookupSettings:
+        """The settings of a model. More keys than the context has choose all of them, without memory for the others."""
+        units = -(-context_length // LOOKUP_UNIT)
+        keys = None if options.keys is None else min(options.keys, units * LOOKUP_UNIT)
+        return cls(options.kind, keys, options.width)
 
     @property
     def name(self) -> str:
