@@ -17,7 +17,7 @@ from drafters.draft_model import OWN, TEXT, draft_model_run, trained_draft_model
 from drafters.states import LENGTH, FrozenTarget, text_stream, write_own
 from pair.card import parameters, table
 from pair.checkpoint import save
-from training.run import hardware, spent_budget
+from training.run import hardware, keep_options, spent_budget
 from training.workers import launch
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
@@ -64,6 +64,8 @@ def main() -> None:
     target = FrozenTarget.load(args.target, name, device)
     work = args.work / f"{name}-{target.weights_sha256()[:12]}"
     work.mkdir(parents=True, exist_ok=True)
+    text = [str(file.resolve()) for file in args.text or ()] or None
+    keep_options(work, {"blocks": args.blocks, "text": text})
     held_out = write_streams(args, target, work)
     if spent_budget(work / "draft-model.pt", args.tokens).progress < 1:
         processes = 1 if args.device == "cuda" else min(4, os.cpu_count() or 1)

@@ -23,7 +23,14 @@ import numpy as np
 import torch
 from drafters.drafter_card import write_card
 from drafters.lessons import Lesson, Lessons
-from drafters.replies import HELD_OUT_TOKENS, EngineWriter, held_out, write_held_out, write_replies
+from drafters.replies import (
+    HELD_OUT_TOKENS,
+    EngineWriter,
+    are_answered,
+    held_out,
+    write_held_out,
+    write_replies,
+)
 from drafters.replies_on_device import DeviceWriter, write_replies_on_device
 from drafters.rounds import MEASURED_STEPS, ROUNDS, Order, make_blocks, measure, places_of, rounds_of
 from drafters.states import FrozenTarget
@@ -39,7 +46,7 @@ from torch.nn import functional
 from training import workers
 from training.distillation import acceptance, both, cross_entropy, frozen_gradients, soft_loss
 from training.precision import PRODUCTS
-from training.run import Run, hardware, spent_budget
+from training.run import Run, hardware, other_options, spent_budget
 
 from benchmarks.command import run_command
 from ondevice.bundle import Bundle, sha256
@@ -253,8 +260,17 @@ def parse_args() -> argparse.Namespace:
             if getattr(args, name) not in (None, shape[field]):
                 parser.error(f"--{name} {getattr(args, name)}: --start {args.start} has {shape[field]}")
             setattr(args, name, shape[field])
+    if others := other_options(args.work / f"{args.run}.json", begun_with(args)):
+        parser.error(f"the run {args.run} in {args.work} began with {others}: give another --run and another --out")
     args.device = torch.device(args.device)
     return args
+
+
+def begun_with(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that a run keeps from its beginning to its end."""
+    start = None if args.start is None else str(args.start.resolve())
+    kept = {"width": args.width, "layers": args.layers, "mlp": args.mlp, "head-tokens": args.head_tokens}
+    return kept | {"loss": args.loss, "start": start}
 
 
 def main() -> None:
@@ -270,7 +286,7 @@ def prepare(args: argparse.Namespace) -> None:
 
     Raises:
         SystemExit: the target's layers are not such as a drafter begins with, the directory of the work is that of
-            another target, or there are too few replies.
+            another target, or has replies to other given prompts; or there are too few replies.
     """
     refuse_other_layers(args.target)
     args.work.mkdir(parents=True, exist_ok=True)
@@ -282,17 +298,21 @@ def prepare(args: argparse.Namespace) -> None:
         raise SystemExit(f"{args.work} has the replies of another target: name another --work for {args.target}")
     if not bundle.exists():
         export_bundle(args.target, bundle, drafter="none", heads="none")
-    messages = [] if given.exists() else held_out(args.held_out)
+    messages = held_out(args.held_out)
+    if given.exists():
+        if messages and not are_answered(given, messages):
+            raise SystemExit(f"{given} has replies to other prompts than those of --held-out: name another --work")
+        messages = []
     if args.device.type == "cpu":
         write_replies(bundle, args.work, args.replies, args.first)
         if messages:
-            write_held_out(EngineWriter(bundle, HELD_OUT_TOKENS).lessons(iter(messages)), given)
+            write_held_out(EngineWriter(bundle, HELD_OUT_TOKENS).lessons(iter(messages)), messages, given)
     else:
         writer = DeviceWriter.open(open_target(args.target, args.device), Bundle.open(bundle))
         write_replies_on_device(writer, args.work, args.replies, args.first)
         if messages:
             torch.manual_seed(0)
-            write_held_out(writer.lessons(messages, HELD_OUT_TOKENS), given)
+            write_held_out(writer.lessons(messages, HELD_OUT_TOKENS), messages, given)
     trained, kept_back = Lessons(args.work, torch.device("cpu")).split()
     if not trained or not kept_back:
         raise SystemExit("there are too few replies to train on some and measure on others: give a larger --replies")
@@ -342,6 +362,7 @@ def train(args: argparse.Namespace) -> None:
         chosen = np.sort(ranked[: args.head_tokens])
         np.save(args.work / f"{args.run}-frequent.npy", np.searchsorted(chosen, ranked[: args.head_tokens]))
         np.save(kept, chosen)
+        (args.work / f"{args.run}.json").write_text(json.dumps(begun_with(args)))
     workers.total(0.0)  # wait for it
     shape = {
         "width": args.width or config.hidden_size,

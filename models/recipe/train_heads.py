@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from training.distillation import CENTROID_SHARE, Aim, aim, frozen_gradients, soft_loss
 from training.precision import PRODUCTS
-from training.run import Run, hardware, spent_budget
+from training.run import Run, hardware, keep_options, spent_budget
 from training.schedule import Budget
 
 from benchmarks.command import run_command
@@ -64,6 +64,10 @@ def main() -> None:
     layer = target.exit_layer if args.exit_layer is None else args.exit_layer
     work = args.work / f"{name}-{target.weights_sha256()[:12]}"
     work.mkdir(parents=True, exist_ok=True)
+    text = [str(file.resolve()) for file in args.text or ()] or None
+    drafter = args.drafter and str(args.drafter.resolve())
+    shape_options = {"kinds": sorted(args.kinds), "offsets": args.offsets, "exit-layer": layer}
+    keep_options(work, {**shape_options, "blocks": args.blocks, "text": text, "drafter": drafter})
     tokens = learnt_from(args, target, work)
     write_states(target, tokens, layer, work / "states.npy")
     hidden = target.config.hidden_size

@@ -26,16 +26,18 @@ def test_the_command_trains_goes_on_and_drafts(pair: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torch.compile", lambda function, **_: function)
     assert workers.count() == 1
 
-    def train(tokens: int) -> dict[str, float]:
+    def train(tokens: int, blocks: int = 14) -> dict[str, float]:
         places = {"--target": "target", "--text": "text.txt", "--work": "work", "--out": "draft"}
         given = [word for option, name in places.items() for word in (option, str(pair / name))]
-        given += ["--blocks", "14", "--tokens", str(tokens), "--device", "cpu"]
+        given += ["--blocks", str(blocks), "--tokens", str(tokens), "--device", "cpu"]
         monkeypatch.setattr(sys, "argv", ["train_draft_model.py", *given])
         train_draft_model.main()
         figures: dict[str, float] = json.loads((pair / "draft" / "figures.json").read_text())
         return figures
 
     assert train(1000)["tokens"] == 1024
+    with pytest.raises(SystemExit, match="was begun with --blocks 14, not 20: name another --work"):
+        train(2000, blocks=20)
     figures = train(2000)
     assert figures["tokens"] == 2048
     assert 0 <= figures["agreement"] <= 1

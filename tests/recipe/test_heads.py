@@ -60,7 +60,7 @@ def test_the_command_trains_goes_on_and_exports(pair: Path, monkeypatch: pytest.
     monkeypatch.setattr(train_heads.HeadsRun, "step_tokens", 4 * 96)
     monkeypatch.setattr("torch.compile", lambda function, **_: function)
 
-    def train(tokens: int) -> dict[str, object]:
+    def train(tokens: int, *more: object) -> dict[str, object]:
         words = [
             "--target",
             pair / "target",
@@ -71,13 +71,15 @@ def test_the_command_trains_goes_on_and_exports(pair: Path, monkeypatch: pytest.
             "--out",
             pair / "heads",
         ]
-        words += ["--blocks", 24, "--tokens", tokens, "--offsets", 2, "--device", "cpu"]
+        words += ["--blocks", 24, "--tokens", tokens, "--offsets", 2, "--device", "cpu", *more]
         monkeypatch.setattr(sys, "argv", ["train_heads.py", *map(str, words)])
         train_heads.main()
         return json.loads((pair / "heads" / "figures.json").read_text())
 
     assert train(1000)["training"]["tokens"] == 1152  # type: ignore[index]
     assert train(2000)["training"]["tokens"] == 2304  # type: ignore[index]
+    with pytest.raises(SystemExit, match="was begun with --exit-layer 2, not 1: name another --work"):
+        train(3000, "--exit-layer", 1)
     assert "one ResBlock for each of 2 tokens" in (pair / "heads" / "README.md").read_text()
     bundle = Bundle.open(export(pair / "target", pair / "bundle"))
     assert {heads.kind: heads.offsets for heads in bundle.manifest.heads} == {"medusa": 2, "blockwise": 2, "exit": 1}

@@ -2,14 +2,29 @@
 
 import itertools
 import json
+import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from drafters import replies
 from drafters.lessons import Lessons
-from drafters.replies import OWN, Asked, ChatIds, EngineWriter, held_out, write_held_out, write_share
+from drafters.replies import (
+    OWN,
+    Asked,
+    ChatIds,
+    EngineWriter,
+    are_answered,
+    held_out,
+    write_held_out,
+    write_replies,
+    write_share,
+)
 from drafters.replies_on_device import Written, with_states
 from drafters.states import FrozenTarget
 from text.prompts import PASSAGE, Prompt
@@ -140,11 +155,38 @@ def test_a_share_goes_on_with_the_missing_messages(bundle: Path, monkeypatch: py
     assert 300 <= sum(known.lengths) - sum(fact[3] for fact in known.facts) < 300 + 2 * 12
 
 
+def test_another_number_of_cores_writes_no_reply_again(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        """Runs its work in this process when it is joined."""
+
+        exitcode = 0
+
+        def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+            self.work = partial(target, *pickle.loads(pickle.dumps(args)))
+            self.start = lambda: None
+
+        def join(self) -> None:
+            self.work()
+
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: SimpleNamespace(Process=Process))
+    monkeypatch.setattr(replies, "MOST", 12)
+    monkeypatch.setattr(replies, "asked", lambda number: Asked(number, 1.0, Prompt("chat", text(4, number % 60))))
+    for cores, tokens in ((2, 200), (3, 400), (1, 400)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        write_replies(bundle, bundle.parent, tokens, 5)
+    known = Lessons(bundle.parent, CPU)
+    numbers = [fact[0] for fact in known.facts]
+    assert len(set(numbers)) == len(numbers)
+    assert min(numbers) == 5
+    assert 400 <= sum(known.lengths) - sum(fact[3] for fact in known.facts) < 400 + 3 * 12
+
+
 def test_given_prompts_are_answered_at_both_temperatures(bundle: Path) -> None:
     file, work = bundle.parent / "riddles.jsonl", bundle.parent / "held-out"
     lines = [{"prompt": text(3)}, {"turns": [text(4), "w9"], "category": "maths"}]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    write_held_out(EngineWriter(bundle, most=9).lessons(iter(held_out([file]))), work)
+    messages = held_out([file])
+    write_held_out(EngineWriter(bundle, most=9).lessons(iter(messages)), messages, work)
     known = Lessons(work, CPU)
     facts = sorted(fact[:3] for fact in known.facts)
     first = 32_000_000
@@ -152,3 +194,14 @@ def test_given_prompts_are_answered_at_both_temperatures(bundle: Path) -> None:
         [first, "riddles", 0.0], [first + 32, "riddles", 1.0], [first + 64, "maths", 0.0], [first + 96, "maths", 1.0]
     ]  # fmt: skip
     assert known.split() == ([], [0, 1, 2, 3])
+    assert are_answered(work, held_out([file]))
+    file.write_text(json.dumps({"prompt": text(5)}))
+    assert not are_answered(work, held_out([file]))
+
+
+@pytest.mark.parametrize("line", ["riddle", "5", '{"text": "x"}', '{"prompt": 5}', '{"turns": []}', "[]"])
+def test_a_line_without_a_prompt_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "riddles.jsonl"
+    file.write_text(f'{{"prompt": "x"}}\n\n{line}\n')
+    with pytest.raises(SystemExit, match=r"riddles\.jsonl, line 3: this is no JSON with a `prompt` or with `turns`"):
+        held_out([file])

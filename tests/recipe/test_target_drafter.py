@@ -16,7 +16,7 @@ from compare_drafters import compared, error, influence
 from compare_head_sizes import figures, open_drafter, row
 from drafters import lessons, rounds
 from drafters.lessons import Lessons, Shards
-from drafters.replies import Asked
+from drafters.replies import Asked, held_out, write_held_out
 from drafters.replies_on_device import Written, with_states
 from drafters.rounds import accepted_runs, make_blocks, posterior_noise, rounds_of
 from drafters.states import FrozenTarget
@@ -241,6 +241,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: 
     train_drafter.train(args[1])
 
     whole, parts = (load_file(each.out / "model.safetensors") for each in args)
+    assert json.loads((work / "parts.json").read_text()) == train_drafter.begun_with(args[1])
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     start = load_file(work / "whole" / "model.safetensors")["post_projection.weight"]
@@ -285,6 +286,35 @@ def test_a_drafter_that_is_trained_on_keeps_its_shape(
     with pytest.raises(SystemExit):
         train_drafter.parse_args()
     assert f"--layers 7: --start {tmp_path} has {shape.num_hidden_layers}" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_its_own_options_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["train_drafter.py", "--target", "T", "--out", "O", "--work", str(tmp_path), "--head-tokens", "64"]
+    monkeypatch.setattr("sys.argv", options)
+    (tmp_path / "drafter.json").write_text(json.dumps(train_drafter.begun_with(train_drafter.parse_args())))
+    monkeypatch.setattr("sys.argv", [*options, "--tokens", "9", "--replies", "8", "--licence", "mit"])
+    train_drafter.parse_args()
+    monkeypatch.setattr("sys.argv", [*options, "--head-tokens", "32", "--width", "96"])
+    with pytest.raises(SystemExit):
+        train_drafter.parse_args()
+    said = "began with --width default, not 96, --head-tokens 64, not 32: give another --run and another --out"
+    assert said in capsys.readouterr().err
+
+
+def test_replies_to_other_given_prompts_are_not_taken_for_those_to_these(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_drafter, "write_replies", lambda *_: None)
+    for name in ("first", "second"):
+        (work / f"{name}.jsonl").write_text(json.dumps({"prompt": name}))
+    options = {"target": work.parent / "target", "work": work, "device": CPU, "replies": 1, "first": 0}
+    write_held_out([], held_out([work / "first.jsonl"]), work / "held-out")
+    for files in ([work / "first.jsonl"], []):
+        train_drafter.prepare(Namespace(**options, held_out=files))
+    with pytest.raises(SystemExit, match="has replies to other prompts than those of --held-out: name another --work"):
+        train_drafter.prepare(Namespace(**options, held_out=[work / "second.jsonl"]))
 
 
 def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,10 @@ class Lesson:
 
 
 class Shards:
-    """The lessons in the files of one writer, to which it adds.
+    """The lessons in a directory, to which one of several writers adds.
 
-    numbers : those of the lessons; tokens : of their replies
+    rank : of the writer, in the names of its files; files : number of these
+    numbers : those of the lessons of all writers; tokens : of their replies
     """
 
     def __init__(self, directory: Path, rank: int = 0) -> None:
@@ -52,10 +53,9 @@ class Shards:
         self.numbers: set[int] = set()
         self.tokens = self.files = 0
         self._open: list[Lesson] = []
-        for file in sorted(directory.glob(f"replies-{rank}-*.safetensors")):
-            facts, lengths = contents(safe_open(file, "pt"))
-            self.files += 1
-            self._count(facts, lengths)
+        for file in sorted(directory.glob("replies-*.safetensors")):
+            self._count(*contents(safe_open(file, "pt")))
+            self.files += file.name.startswith(f"replies-{rank}-")
 
     def add(self, lesson: Lesson) -> None:
         """Keep a lesson that has rounds, and write a file once there are SHARD."""

@@ -11,11 +11,12 @@ Whatever stops the processes, a second call goes on after their last files. `rep
 with an accelerator.
 """
 
-import itertools
+import hashlib
 import json
 import multiprocessing
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ TOGETHER = 16  # conversations that share the forwards of a process
 PIECE = 32  # most tokens of a prompt in a forward, beside the others' tokens
 LOG_SECONDS = 60
 HELD_OUT_FROM = 1_000_000  # numbers of held-out lessons from here on belong to given messages
+ANSWERED = "messages.sha256"  # file of a directory with the lessons of given messages: `digest_of` these
 MARK = "QUESTION"  # stands for a user's message in a rendered template
 
 
@@ -70,9 +72,21 @@ def held_out(files: Sequence[Path]) -> list[Asked]:
     """Messages to measure on, each at temperature 0 and 1: JSON lines with `prompt` or `turns`.
 
     Their kind is the file's name, or the line's `category`. They are numbered as held-out ones.
+
+    Raises:
+        SystemExit: a line is no such JSON.
     """
-    lines = [json.loads(line) | {"file": file.stem} for file in files for line in file.read_text().splitlines()]
-    known = [Prompt(line.get("category", line["file"]), line.get("prompt") or line["turns"][0]) for line in lines]
+    known = []
+    for file in files:
+        for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+                text = fields.get("prompt") or fields["turns"][0]
+                known.append(Prompt(str(fields.get("category", file.stem)), "" + text))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise SystemExit(f"{file}, line {number}: this is no JSON with a `prompt` or with `turns`") from error
     numbered = enumerate((temperature, each) for each in known for temperature in (0.0, 1.0))
     return [Asked(HELD_OUT_EVERY * (HELD_OUT_FROM + place), *parts) for place, parts in numbered]
 
@@ -233,13 +247,18 @@ class EngineWriter:
 
 
 def write_replies(bundle: Path, directory: Path, tokens: int, first: int) -> None:
-    """Write lessons with replies of `tokens` tokens in total to files in `directory`, with a process for every core.
+    """Write lessons to files in `directory` until those in it have replies of `tokens` tokens, with a process for every
+    core. They may be of another number of processes, or of `write_replies_on_device`.
 
     first : number of the first message
     """
-    count = os.cpu_count() or 1
+    known, count = Shards(directory).tokens, os.cpu_count() or 1
+    if known >= tokens:
+        return
+    most = known - (known - tokens) // count
     spawn = multiprocessing.get_context("spawn")
-    shares = [(bundle, directory, rank, itertools.count(first + rank, count), tokens // count) for rank in range(count)]
+    numbers = [range(first + rank, sys.maxsize, count) for rank in range(count)]
+    shares = [(bundle, directory, rank, numbers[rank], most) for rank in range(count)]
     processes = [spawn.Process(target=write_share, args=share) for share in shares]
     for process in processes:
         process.start()
@@ -250,7 +269,9 @@ def write_replies(bundle: Path, directory: Path, tokens: int, first: int) -> Non
 
 
 def write_share(bundle: Path, directory: Path, rank: int, messages: Iterable[int], tokens: int) -> None:
-    """Write the lessons of messages with these numbers until they have `tokens` tokens of replies."""
+    """Write the lessons of messages with these numbers, but for those that the directory has, until these and the
+    directory's own have `tokens` tokens of replies.
+    """
     shards = Shards(directory, rank)
     begun, started, shown = shards.tokens, time.process_time(), time.monotonic()
     if begun >= tokens:
@@ -261,14 +282,25 @@ def write_share(bundle: Path, directory: Path, rank: int, messages: Iterable[int
         shards.add(lesson)
         if time.monotonic() > shown + LOG_SECONDS:
             shown, speed = time.monotonic(), (shards.tokens - begun) / (time.process_time() - started)
-            line = f"{time.strftime('%H:%M:%S')} process {rank}: {shards.tokens:,} tokens of replies, "
+            line = f"{time.strftime('%H:%M:%S')} process {rank}: {shards.tokens - begun:,} tokens of replies, "
             print(f"{line}{speed:.0f} per CPU second", flush=True)
         if shards.tokens >= tokens or (parent is not None and not parent.is_alive()):
             break
     shards.finish()
 
 
-def write_held_out(lessons: Iterable[Lesson], directory: Path) -> None:
+def are_answered(directory: Path, messages: Sequence[Asked]) -> bool:
+    """Whether the lessons that `write_held_out` wrote to a directory are those of the same messages."""
+    file = directory / ANSWERED
+    return not file.exists() or file.read_text() == digest_of(messages)
+
+
+def digest_of(messages: Sequence[Asked]) -> str:
+    """The sha256 of messages."""
+    return hashlib.sha256(repr(list(messages)).encode()).hexdigest()
+
+
+def write_held_out(lessons: Iterable[Lesson], messages: Sequence[Asked], directory: Path) -> None:
     """Write the lessons of given messages to a directory, which appears when it is complete."""
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -277,4 +309,5 @@ def write_held_out(lessons: Iterable[Lesson], directory: Path) -> None:
     for lesson in lessons:
         shards.add(lesson)
     shards.finish()
+    (partial / ANSWERED).write_text(digest_of(messages))
     partial.rename(directory)

@@ -1,5 +1,6 @@
 """A resumable training run: weights, optimisers and the spent budget, saved every two minutes of computing."""
 
+import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -35,6 +36,32 @@ def spent_budget(file: Path, tokens: int) -> Budget:
     if not saved.finishing:
         saved.tokens = tokens
     return saved
+
+
+def other_options(file: Path, options: dict[str, Any]) -> str:
+    """The options of which `file` keeps other values, in words for a message; empty if none or no file.
+
+    options : values of JSON by the names of a command's options
+    """
+    known = json.loads(file.read_text()) if file.exists() else options
+    differing = [name for name, value in options.items() if known[name] != value]
+    return ", ".join(f"--{name} {_shown(known[name])}, not {_shown(options[name])}" for name in differing)
+
+
+def keep_options(work: Path, options: dict[str, Any]) -> None:
+    """Keep the options with which the files in a directory are made.
+
+    Raises:
+        SystemExit: they were made with others.
+    """
+    file = work / "options.json"
+    if others := other_options(file, options):
+        raise SystemExit(f"{work} was begun with {others}: name another --work")
+    file.write_text(json.dumps(options))
+
+
+def _shown(value: Any) -> str:
+    return "default" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class Run(ABC):
