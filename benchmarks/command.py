@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -40,7 +41,41 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, default=machine.default_threads(), metavar="N")
+    parser.add_argument("--threads", type=whole(1), default=machine.default_threads(), metavar="N")
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option whose values are whole numbers from `least` to `most`, without an upper limit for None."""
+
+    def read(word: str) -> int:
+        number = int(word) if word.isdecimal() else least - 1
+        if number < least or (most is not None and number > most):
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"a whole number {limits}, not {word!r}")
+        return number
+
+    return read
+
+
+def share(word: str) -> float:
+    """The type of an option whose values are numbers from 0 to 1."""
+    if not 0.0 <= (number := _number(word)) <= 1.0:
+        raise argparse.ArgumentTypeError(f"a number from 0 to 1, not {word!r}")
+    return number
+
+
+def seconds(word: str) -> float:
+    """The type of an option whose values are durations."""
+    if not 0.0 < (number := _number(word)) < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0, not {word!r}")
+    return number
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
 
 
 def machine_lines(name: str, threads: int) -> str:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from benchmarks.bundles import gemma4, qwen3
 from benchmarks.bundles.gemma4 import E2B_AUDIO, E2B_VISION, TARGETS, drafter_fields, target_fields
 from benchmarks.bundles.random_checkpoints import QUANTIZATION, MobileCheckpoint, RandomCheckpoint, RandomTower
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--towers", action="store_true", help="with the vision tower, and the audio tower if it has one"
     )
-    parser.add_argument("--layers", type=int, help="only the last so many layers of the language model")
+    parser.add_argument("--layers", type=whole(1), help="only the last so many layers of the language model")
     arguments = parser.parse_args()
     if arguments.size != E2B and (arguments.heads or arguments.mobile):
         parser.error("--heads and --mobile are for E2B")

@@ -15,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import DraftStep, Outputs, Rows
@@ -147,7 +147,7 @@ def microseconds_per_round(drafters: Sequence[Drafter], right: float, rounds: in
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=600, metavar="N", help="per cell (default: 600)")
+    parser.add_argument("--rounds", type=whole(1), default=600, metavar="N", help="per cell (default: 600)")
     rounds: int = parser.parse_args().rounds
     if rounds < WARM_UP:
         parser.error(f"--rounds must be at least {WARM_UP}: the first ones are not counted")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice import Model, Stats, load
 from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
@@ -78,8 +78,8 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--temperature", type=float, nargs="+", default=(1.0, 0.7, 0.0), metavar="T")
-    parser.add_argument("--tokens", type=int, default=300, metavar="N", help="per prompt (default: 300)")
-    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="drafted tokens per round (default: 4)")
+    parser.add_argument("--tokens", type=whole(1), default=300, metavar="N", help="per prompt (default: 300)")
+    parser.add_argument("--nodes", type=whole(1), default=4, metavar="N", help="drafted tokens per round (default: 4)")
     parser.add_argument("--schedule", choices=("constant", "auto"), default="constant")
     arguments = parser.parse_args()
     chosen: dict[str, Any] = {"num_assistant_tokens_schedule": arguments.schedule}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from benchmarks.drafts.coupling import ACCEPTANCE, acceptance_cells, measure
 from benchmarks.forwards import forward, read, timed
 from ondevice import load
@@ -85,10 +85,10 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16], metavar="N", help="drafted per round")
-    parser.add_argument("--tokens", type=int, default=300, metavar="N", help="per prompt (default: 300)")
+    parser.add_argument("--nodes", type=whole(1), nargs="+", default=[4, 8, 16], metavar="N", help="drafted per round")
+    parser.add_argument("--tokens", type=whole(1), default=300, metavar="N", help="per prompt (default: 300)")
     parser.add_argument("--cost", action="store_true", help="time proposals instead")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=whole(1), default=2)
     arguments = parser.parse_args()
     if arguments.cost:
         print(table(["", "ms", "of a row"], cost(arguments.bundle, arguments.threads), left={""}))

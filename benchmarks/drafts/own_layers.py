@@ -17,7 +17,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, share, whole
 from benchmarks.drafts.speculation import AUTO, Bench
 from benchmarks.forwards import read
 from ondevice.arrays import Float32Array
@@ -168,8 +168,8 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     add_threads(parser)
-    parser.add_argument("--simulate", type=float, nargs="+", metavar="P", help="acceptance of an early exit's drafts")
-    parser.add_argument("--tokens", type=int, default=48, help="per simulated run (default: 48)")
+    parser.add_argument("--simulate", type=share, nargs="+", metavar="P", help="acceptance of an early exit's drafts")
+    parser.add_argument("--tokens", type=whole(1), default=48, help="per simulated run (default: 48)")
     parser.add_argument("--lengths", nargs="+", default=LENGTHS, metavar="K", help="of drafts: numbers, or auto")
     arguments = parser.parse_args()
     bundle = Bundle.open(arguments.bundle)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.drafts.real_text_tables import (
     DRAFT_MODEL,
     LLAMA,
@@ -410,13 +410,15 @@ def main() -> None:
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
     parser.add_argument("--draft-model", type=Path, metavar="BUNDLE", help="measure this draft model too")
     parser.add_argument("--settings", nargs="*", metavar="NAME", help="besides plain and auto (default: all)")
-    parser.add_argument("--before", type=int, default=0, metavar="N", help="characters of source before each prompt")
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside the measurement")
+    parser.add_argument(
+        "--before", type=whole(0), default=0, metavar="N", help="characters of source before each prompt"
+    )
+    parser.add_argument("--busy", type=whole(0), default=0, metavar="N", help="busy processes beside the measurement")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND", help="(default: all)")
-    parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")
-    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of a reply (default: 96)")
-    parser.add_argument("--turns", type=int, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="prompts of each kind (default: all)")
+    parser.add_argument("--skip", type=whole(0), default=0, metavar="N", help="first prompts of each kind to leave out")
+    parser.add_argument("--tokens", type=whole(1), default=96, metavar="N", help="of a reply (default: 96)")
+    parser.add_argument("--turns", type=whole(1), default=3, metavar="N", help="(default: 3)")
     add_threads(parser)
     parser.add_argument("--quick", action="store_true", help="one prompt of each kind, one turn, 32 tokens")
     parser.add_argument(
@@ -426,7 +428,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="measure llama.cpp with this file too")
     parser.add_argument("--mtp-gguf", type=Path, metavar="FILE", help="its MTP drafter")
     parser.add_argument(
-        "--mtp-drafts", type=int, nargs="+", default=[3], metavar="N", help="MTP tokens of a draft (default: 3)"
+        "--mtp-drafts", type=whole(1), nargs="+", default=[3], metavar="N", help="MTP tokens of a draft (default: 3)"
     )
     arguments = parser.parse_args()
     if arguments.quick:

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, share, whole
 from benchmarks.drafts.speculation import AUTO, TREES, Bench, Block, DraftStepCost, measure_draft_step
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -75,13 +75,7 @@ def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str,
             "",
             speed_up_table(blocks),
             "",
-            "`auto, first` is a generation in which `auto` knows nothing yet; `auto` has learnt from that one.",
-            *_trees(facts["siblings"]),
-            "",
-            "What `auto` did:",
-            "",
-            auto_table(blocks),
-            "",
+            *_auto(blocks, facts["siblings"]),
             _draft_cost(step),
             "",
             *_warning(blocks),
@@ -92,6 +86,21 @@ def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str,
             versions_line(facts),
         ]
     )
+
+
+def _auto(blocks: Sequence[Block], second: float | None) -> list[str]:
+    """Lines about the lengths that `auto` chose, if it was measured."""
+    if not any(cell.length in (AUTO, TREES) for cell in blocks[0].cells):
+        return []
+    return [
+        "`auto, first` is a generation in which `auto` knows nothing yet; `auto` has learnt from that one.",
+        *_trees(second),
+        "",
+        "What `auto` did:",
+        "",
+        auto_table(blocks),
+        "",
+    ]
 
 
 def speed_up_table(blocks: Sequence[Block]) -> str:
@@ -153,13 +162,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--engine", choices=get_args(EngineName), default="simd")
     add_threads(parser)
-    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="per run, after the first (default: 48)")
-    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each kind (default: 2)")
     parser.add_argument(
-        "--acceptance", type=_share, nargs="+", default=ACCEPTANCES, metavar="P", help="(default: 0 to 0.9)"
+        "--tokens", type=whole(1), default=48, metavar="N", help="per run, after the first (default: 48)"
+    )
+    parser.add_argument("--repeats", type=whole(1), default=2, metavar="N", help="runs of each kind (default: 2)")
+    parser.add_argument(
+        "--acceptance", type=share, nargs="+", default=ACCEPTANCES, metavar="P", help="(default: 0 to 0.9)"
     )
     parser.add_argument(
-        "--siblings", type=_share, metavar="P", help="measure trees too, whose second children are right where the "
+        "--siblings", type=share, metavar="P", help="measure trees too, whose second children are right where the "
         "first are wrong with this probability",
     )  # fmt: skip
     lengths = parser.add_mutually_exclusive_group()
@@ -168,17 +179,7 @@ def _parse() -> argparse.Namespace:
         "--quick", dest="lengths", action="store_const", const=QUICK_LENGTHS,
         help=f"the same as --lengths {' '.join(QUICK_LENGTHS)}",
     )  # fmt: skip
-    arguments = parser.parse_args()
-    if min(arguments.tokens, arguments.repeats) < 1:
-        parser.error("--tokens and --repeats must be at least 1")
-    return arguments
-
-
-def _share(word: str) -> float:
-    """A number from 0 to 1."""
-    if not 0.0 <= float(word) <= 1.0:
-        raise ValueError
-    return float(word)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.command import command_line, run_command
+from ondevice.bundle import Bundle
 
 EXAMPLE = Path(__file__).parents[2] / "examples/desktop/headless.py"
 EXECUTABLE = "app.exe" if os.name == "nt" else "app"
@@ -93,7 +94,7 @@ def start(app: Path, bundle: Path, home: Path, cache: Path) -> subprocess.Comple
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
-    bundle = parser.parse_args().bundle.resolve()
+    bundle = Bundle.open(parser.parse_args().bundle).path.resolve()  # a mistake is one line, before minutes of freezing
     replies = set()
     print("| | freezer | MB | MB as .tar.gz |\n| --- | --- | ---: | ---: |")
     for variant, left_out in VARIANTS.items():

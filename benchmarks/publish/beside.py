@@ -10,6 +10,7 @@ processors.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def publish(program: Path, threads: int, options: Sequence[str] = ()) -> None:
 
     Raises:
         NotFetchedError: the file cannot be had.
-        SystemExit: a program fails.
+        SystemExit: a program fails, or is not there.
     """
     gguf = fetch("smollm2", lambda message: print(message, file=sys.stderr))
     with tempfile.TemporaryDirectory() as directory:
@@ -68,6 +69,8 @@ def main() -> None:
     add_threads(parser)
     parser.add_argument("--options", default="", metavar="WORDS", help="further options of llama-bench")
     arguments = parser.parse_args()
+    if shutil.which(arguments.llama_bench) is None:  # before minutes of the other measurement
+        raise SystemExit(f"{arguments.llama_bench} is no program: give the path of llama-bench")
     publish(arguments.llama_bench, arguments.threads, arguments.options.split())
 
 

@@ -28,7 +28,7 @@ from fcntl import ioctl
 from html import escape
 from pathlib import Path
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "recording.svg"
@@ -316,7 +316,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path, help="a bundle's directory")
     parser.add_argument("--prompt", type=Path, default=PROMPT, metavar="FILE", help="(default: that of `make pair`)")
-    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of the reply (default: 96)")
+    parser.add_argument("--tokens", type=whole(1), default=96, metavar="N", help="of the reply (default: 96)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the draws (default: 1)")
     parser.add_argument("--out", type=Path, default=PICTURE, metavar="FILE", help="(default: docs/recording.svg)")
     given = sys.argv[1:]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward, read
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     library = Path(sysconfig.get_paths()["stdlib"])
     parser.add_argument("--text", type=Path, nargs="+", default=[library / f"{name}.py" for name in MODULES])
-    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--sequences", type=whole(1), default=8)
     add_threads(parser)
     arguments = parser.parse_args()
     bundle = Bundle.open(arguments.bundle)

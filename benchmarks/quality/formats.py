@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 import ondevice
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.peers.llama_programs import decoding_speed, run_program
 from ondevice import Model
 from ondevice.bundle import Bundle
@@ -314,7 +314,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--llama", type=Path, metavar="PROGRAMS", help="measure llama.cpp instead, with its programs")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
-    parser.add_argument("--tokens", type=int, metavar="N", help="use only the beginning of the text")
+    parser.add_argument("--tokens", type=whole(1), metavar="N", help="use only the beginning of the text")
     parser.add_argument("--speed", action="store_true", help="add the decoding speed of the results of the file")
     text = "keep this model's files there, where a further run finds them (default: a temporary directory)"
     parser.add_argument("--files", type=Path, metavar="DIRECTORY", help=text)
@@ -341,7 +341,18 @@ def main() -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    return [Result(**each) for each in json.loads(path.read_text("utf-8"))]
+    """The results in a file.
+
+    Raises:
+        SystemExit: there are none.
+    """
+    try:
+        found = [Result(**each) for each in json.loads(path.read_text("utf-8"))]
+    except (ValueError, TypeError):
+        found = []
+    if not found:
+        raise SystemExit(f"{path} was not written by `benchmarks.quality.formats --json`")
+    return found
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:

@@ -23,7 +23,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from benchmarks.bundles.shape import target_model, with_towers
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward
 from benchmarks.speed.media import picture
 from ondevice.bundle import Bundle
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokens", type=int, choices=BUDGETS, default=280)
-    parser.add_argument("--pictures", type=int, default=4)
+    parser.add_argument("--pictures", type=whole(1), default=4)
     add_threads(parser)
     chosen = parser.parse_args(arguments)
     bundle = Bundle.open(chosen.directory)

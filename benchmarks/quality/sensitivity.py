@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 
 import ondevice
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
@@ -33,9 +33,9 @@ KINDS = (*bit_budget.SENSITIVITY,)
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("source", metavar="FILE.gguf")
-    parser.add_argument("--kinds", nargs="+", default=KINDS)
-    parser.add_argument("--tokens", type=int, default=6 * CHUNK)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--tokens", type=whole(CHUNK), default=6 * CHUNK)
+    parser.add_argument("--threads", type=whole(1))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

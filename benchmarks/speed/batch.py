@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.peers.llama_programs import add_batched_bench, batched_benches
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.engines.choice import EngineName
@@ -191,8 +191,8 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     add_threads(parser)
-    parser.add_argument("--tokens", type=int, default=40, metavar="N", help="of each sequence (default: 40)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
+    parser.add_argument("--tokens", type=whole(1), default=40, metavar="N", help="of each sequence (default: 40)")
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="runs of each kind (default: 3)")
     add_batched_bench(parser)
     arguments = parser.parse_args()
     threads = arguments.threads

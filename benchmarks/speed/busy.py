@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, seconds, whole
 from benchmarks.peers.llama_programs import BatchedBench, add_batched_bench, batched_benches
 from ondevice import machine
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
@@ -220,8 +220,8 @@ def main() -> None:
         metavar="N",
         help='busy processes, such as 2, or "2 nice" for those of the lowest priority',
     )
-    parser.add_argument("--seconds", type=float, default=4.0, metavar="N", help="of each run (default: 4)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
+    parser.add_argument("--seconds", type=seconds, default=4.0, metavar="N", help="of each run (default: 4)")
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="runs of each kind (default: 3)")
     add_batched_bench(parser)
     arguments = parser.parse_args()
     if "simd" not in arguments.engines:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.bundles import qwen3
 from benchmarks.bundles.shape import write_bundle
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward, read
 from benchmarks.memory.footprint import footprint, packed_bytes
 from benchmarks.peers.llama_programs import add_llama_bench, llama_bench
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--size", choices=[GEMMA, qwen3.MIXTURE], default=GEMMA)
     add_threads(parser)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=whole(1), default=3)
     add_llama_bench(parser)
     arguments = parser.parse_args()
     size, options = arguments.size, ExportOptions()

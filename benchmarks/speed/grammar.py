@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import ondevice
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from benchmarks.forwards import read, timed
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.cli.bench.tables import table
@@ -59,7 +59,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--pair", type=Path, default=Path("bundles/reference"))
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=whole(1))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         measure_costs(args.bundle, args.pair, Path(directory), args.threads)

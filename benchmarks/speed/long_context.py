@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line, machine_lines, run_command
+from benchmarks.command import add_threads, command_line, machine_lines, run_command, whole
 from benchmarks.forwards import forward, read, timed
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from benchmarks.speed.busy import AllThreads
@@ -134,8 +134,8 @@ def report(
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 8192, 32768])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=whole(1), nargs="+", default=[64, 8192, 32768])
+    parser.add_argument("--rounds", type=whole(1), default=5)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="caches and attention")
     add_threads(parser)
     add_llama_bench(parser)

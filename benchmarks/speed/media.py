@@ -33,7 +33,7 @@ import PIL.Image
 from onnx import helper, numpy_helper
 
 from benchmarks.bundles.shape import E2B, write_bundle
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import timed
 from benchmarks.memory.watch import Memory
 from benchmarks.peers.llama_programs import LlamaMtmd, add_llama_mtmd, version
@@ -307,9 +307,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", choices=BUDGETS, default=[70, 140, 280, 560])
-    parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
+    parser.add_argument("--seconds", type=whole(1, 30), nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     add_threads(parser)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=whole(1), default=3)
     add_llama_mtmd(parser)
     parser.add_argument("--towers-only", action="store_true", help="nothing that needs the language model")
     chosen = parser.parse_args(arguments)

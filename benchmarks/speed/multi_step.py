@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from benchmarks.command import command_line, machine_lines, run_command
+from benchmarks.command import command_line, machine_lines, run_command, whole
 from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.generate import loop
@@ -140,7 +140,7 @@ def report(runs: Mapping[tuple[float, Setting], Sequence[Found]]) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--repeats", type=int, default=4, metavar="N", help="turns of each prompt (default: 4)")
+    parser.add_argument("--repeats", type=whole(1), default=4, metavar="N", help="turns of each prompt (default: 4)")
     arguments = parser.parse_args()
     runs: dict[tuple[float, Setting], list[Found]] = {}
     with load(arguments.bundle) as model:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward, timed
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import WeightFormat
@@ -48,9 +48,9 @@ class Shape(NamedTuple):
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("bundles", type=Path, nargs="+", metavar="BUNDLE")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 512], metavar="N")
+    parser.add_argument("--rows", type=whole(1, 512), nargs="+", default=[1, 8, 512], metavar="N")
     add_threads(parser)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=whole(1), default=5)
     arguments = parser.parse_args()
     engines = [SimdEngine(Bundle.open(path), arguments.threads) for path in arguments.bundles]
     sessions = [engine.open_session() for engine in engines]

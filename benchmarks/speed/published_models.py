@@ -23,7 +23,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 import ondevice
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import read
 from benchmarks.memory.start import start
 from benchmarks.peers.xllamacpp_worker import PLAIN, LlamaProcess, Speculation
@@ -184,7 +184,7 @@ def report(ours: Measured, theirs: Measured) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="default: 5")
     add_threads(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to this file too")
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import add_threads, command_line, run_command
+from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import Forwarder, forward, read
 from benchmarks.peers.llama_programs import LlamaBench, add_llama_bench, llama_bench
 from ondevice import machine
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line(__doc__)
     parser.add_argument("bundle", type=Path)
     add_threads(parser)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=whole(1), default=7)
     parser.add_argument("--beside", type=Path, metavar="BUNDLE", help="measure this one's weights too")
     parser.add_argument("--no-ort", action="store_true", help="leave ONNX Runtime out")
     parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out though it is installed")

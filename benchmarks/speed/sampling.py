@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice import machine
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.generate.request import SamplingOptions
@@ -57,7 +57,7 @@ def milliseconds(sampler: Sampler, rows: NDArray[np.float32], weights: NDArray[n
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--vocab-size", type=int, default=262_144, metavar="N")
+    parser.add_argument("--vocab-size", type=whole(1), default=262_144, metavar="N")
     vocab_size = parser.parse_args().vocab_size
     rows_of = shapes(vocab_size)
     weights = np.ones(FORWARD_BYTES, np.uint8)

@@ -20,7 +20,7 @@ from unittest import mock
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from benchmarks.command import command_line, run_command
+from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.cli.bench.tables import table
 from ondevice.engines.simd.kernels.contract.instruction_sets import INSTRUCTION_SETS
@@ -121,7 +121,7 @@ def _loops(assembly: str) -> Iterator[list[str]]:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--llvm-mca", default="llvm-mca", metavar="PATH")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), metavar="N", help="1 to 8")
+    parser.add_argument("--rows", type=whole(1, 8), nargs="+", default=list(ROWS), metavar="N", help="1 to 8")
     arguments = parser.parse_args()
     lines = []
     for (name, cpu), form in product(SIMULATED.items(), IN_GROUPS):

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from train_drafter import count_tokens, open_target
 from training.precision import PRODUCTS
 
-from benchmarks.command import machine_lines, run_command
+from benchmarks.command import machine_lines, run_command, whole
 from benchmarks.speed import multi_step
 from ondevice.model import Model, load
 from ondevice_export import export
@@ -94,9 +94,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, required=True, help="that of train_drafter.py, with replies to given prompts"
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="tokens of the head")
-    parser.add_argument("--replies", type=int, default=64, metavar="N", help="replies to given prompts, at most")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each prompt is run")
+    parser.add_argument("--sizes", type=whole(1), nargs="+", default=SIZES, metavar="N", help="tokens of the head")
+    parser.add_argument("--replies", type=whole(1), default=64, metavar="N", help="replies to given prompts, at most")
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="times that each prompt is run")
     return parser.parse_args()
 
 

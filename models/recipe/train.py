@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from training.run import hardware, spent_budget
 from training.workers import launch
 
-from benchmarks.command import run_command
+from benchmarks.command import run_command, whole
 
 MODELS = Path(__file__).resolve().parent.parent
 RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}
@@ -41,9 +41,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage to run")
     parser.add_argument("--begin-from", type=Path, help="a pair whose training goes on, in place of new weights")
-    parser.add_argument("--tokens", type=int, default=150_000_000, help="tokens to train the target on")
-    parser.add_argument("--drafter-tokens", type=int, default=10_000_000, help="tokens to train the drafter on")
-    parser.add_argument("--own-batches", type=int, default=8, help="batches of 128 texts that the target writes, twice")
+    parser.add_argument("--tokens", type=whole(1), default=150_000_000, help="tokens to train the target on")
+    parser.add_argument("--drafter-tokens", type=whole(1), default=10_000_000, help="tokens to train the drafter on")
+    parser.add_argument(
+        "--own-batches", type=whole(1), default=8, help="batches of 128 texts that the target writes, twice"
+    )
     parser.add_argument(
         "--finish", choices=list(RUNS), help="only tell a run to let its learning rate fall now, and end"
     )

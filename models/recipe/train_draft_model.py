@@ -21,7 +21,7 @@ from training.run import hardware, keep_options, spent_budget
 from training.workers import launch
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
-from benchmarks.command import run_command
+from benchmarks.command import run_command, whole
 
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks of the target's own text that are never trained on
@@ -49,8 +49,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--text", type=Path, nargs="+", help="files of text to learn from (default: Python's standard library)"
     )
-    parser.add_argument("--blocks", type=int, default=512, help=f"of {LENGTH} tokens that the target writes")
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="to train on")
+    parser.add_argument("--blocks", type=whole(1), default=512, help=f"of {LENGTH} tokens that the target writes")
+    parser.add_argument("--tokens", type=whole(1), default=10_000_000, help="to train on")
     parser.add_argument("--work", type=Path, default=MODELS / ".work" / "draft-model", help="texts and the run's state")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()

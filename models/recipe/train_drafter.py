@@ -48,7 +48,7 @@ from training.distillation import acceptance, both, cross_entropy, frozen_gradie
 from training.precision import PRODUCTS
 from training.run import Run, hardware, other_options, spent_budget
 
-from benchmarks.command import run_command
+from benchmarks.command import run_command, whole
 from ondevice.bundle import Bundle, sha256
 from ondevice_export import export as export_bundle
 from ondevice_export.checkpoint.json_fields import read_json
@@ -224,16 +224,20 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="a GGUF file, or a checkpoint's directory")
     parser.add_argument("--out", type=Path, required=True, help="where the drafter goes")
-    parser.add_argument("--replies", type=int, default=2_000_000, help="tokens that the target writes to learn from")
     parser.add_argument(
-        "--first", type=int, default=0, help="number of the first message: with --start, one beyond its"
+        "--replies", type=whole(1), default=2_000_000, help="tokens that the target writes to learn from"
     )
-    parser.add_argument("--tokens", type=int, default=8_000_000, help="rounds to train on, most of them several times")
-    parser.add_argument("--head-tokens", type=int, default=8192, help="frequent tokens that the drafter scores")
-    parser.add_argument("--width", type=int, help="of the drafter (default: that of --start, or the target's)")
-    parser.add_argument("--layers", type=int, help="default: those of --start, or 1")
     parser.add_argument(
-        "--mlp", type=int, help="units of the feed-forward blocks (default: those of --start, or the target's)"
+        "--first", type=whole(0), default=0, help="number of the first message: with --start, one beyond its"
+    )
+    parser.add_argument(
+        "--tokens", type=whole(1), default=8_000_000, help="rounds to train on, most of them several times"
+    )
+    parser.add_argument("--head-tokens", type=whole(1), default=8192, help="frequent tokens that the drafter scores")
+    parser.add_argument("--width", type=whole(1), help="of the drafter (default: that of --start, or the target's)")
+    parser.add_argument("--layers", type=whole(1), help="default: those of --start, or 1")
+    parser.add_argument(
+        "--mlp", type=whole(1), help="units of the feed-forward blocks (default: those of --start, or the target's)"
     )
     parser.add_argument("--start", type=Path, help="a drafter to begin with (default: the target's last layers)")
     parser.add_argument("--loss", choices=list(LOSSES), default="lk")

@@ -24,7 +24,7 @@ from training.precision import PRODUCTS
 from training.run import Run, hardware, keep_options, spent_budget
 from training.schedule import Budget
 
-from benchmarks.command import run_command
+from benchmarks.command import run_command, whole
 
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks that are never trained on
@@ -47,10 +47,10 @@ def parse_args() -> argparse.Namespace:
         "--text", type=Path, nargs="+", help="files of text to begin from (default: Python's standard library)"
     )
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--offsets", type=int, default=4, help="tokens that medusa and blockwise propose")
-    parser.add_argument("--exit-layer", type=int, help="default: the last with keys and values of its own")
-    parser.add_argument("--blocks", type=int, default=1024, help=f"of {LENGTH} tokens, to learn from")
-    parser.add_argument("--tokens", type=int, default=1_500_000, help="to train on, some of them several times")
+    parser.add_argument("--offsets", type=whole(1), default=4, help="tokens that medusa and blockwise propose")
+    parser.add_argument("--exit-layer", type=whole(0), help="default: the last with keys and values of its own")
+    parser.add_argument("--blocks", type=whole(1), default=1024, help=f"of {LENGTH} tokens, to learn from")
+    parser.add_argument("--tokens", type=whole(1), default=1_500_000, help="to train on, some of them several times")
     parser.add_argument("--work", type=Path, default=MODELS / ".work" / "heads", help="states and resumable runs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.roofline import Roofline
-from ondevice.errors import UsageError
+from ondevice.errors import OndeviceError, UsageError
 from tests.conftest import ROOT
 from tests.fixtures.model_made import model_over, write_bundle
 from tests.fixtures.toy_engine import ToyEngine
@@ -198,6 +199,52 @@ def test_a_command_ends_with_one_line(
         run_command(main)
     assert ended.value.code == (f"this {code}" if isinstance(raised, ModuleNotFoundError) else code)
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("speed.rows BUNDLE --rounds 0", "argument --rounds: a whole number of at least 1, not '0'"),
+        ("speed.rows BUNDLE --threads x", "argument --threads: a whole number of at least 1, not 'x'"),
+        ("speed.batch BUNDLE --tokens -5", "argument --tokens: a whole number of at least 1, not '-5'"),
+        ("speed.busy BUNDLE --seconds 0", "argument --seconds: a number of seconds above 0, not '0'"),
+        ("speed.busy BUNDLE --seconds nan", "argument --seconds: a number of seconds above 0, not 'nan'"),
+        ("speed.projections BUNDLE --rows 513", "argument --rows: a whole number from 1 to 512, not '513'"),
+        ("drafts.own_layers BUNDLE --simulate 2", "argument --simulate: a number from 0 to 1, not '2'"),
+        ("drafts.speculate BUNDLE --acceptance x", "argument --acceptance: a number from 0 to 1, not 'x'"),
+        ("quality.sensitivity FILE --kinds nope", "argument --kinds: invalid choice: 'nope'"),
+    ],
+)
+def test_an_option_out_of_range_is_one_line(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *options = command.split()
+    monkeypatch.setattr("sys.argv", [module, *options])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"benchmarks.{module}").main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("memory.frozen nowhere", "no bundle at nowhere"),
+        ("publish.beside nowhere", "nowhere is no program: give the path of llama-bench"),
+        ("publish.quality found.json", "found.json was not written by `benchmarks.quality.formats --json`"),
+        ("quality.formats FILE.gguf --json found.json", "was not written by `benchmarks.quality.formats --json`"),
+    ],
+)
+@pytest.mark.parametrize("found", ["{}", "[]", "[5]", '[{"model": "x"}]', "none"])
+def test_a_wrong_file_is_noticed_before_the_work(
+    command: str, said: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, *options = command.split()
+    (tmp_path / "found.json").write_text(found)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [module, *options])
+    with pytest.raises((SystemExit, OndeviceError), match=said):
+        import_module(f"benchmarks.{module}").main()
 
 
 def test_every_command_ends_so() -> None:

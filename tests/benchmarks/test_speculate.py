@@ -57,6 +57,15 @@ def block():
     return Block(0.6, plain, (cell_of("2", 0.2, [double] * 2), auto))
 
 
+def test_a_report_without_auto_says_nothing_of_it(block):
+    made = report([Block(block.acceptance, block.plain, block.cells[:1])], DraftStepCost(0.001, 0.05), FACTS)
+    before, _, after = REPORT.partition("`auto, first`")
+    after = after[after.index("A real MTP draft") :].replace("3 runs", "2 runs")
+    assert made == f"{before}{after}".replace(" auto |", "").replace(" ---: | ---: |\n", " ---: |\n").replace(
+        " 0.80 |", ""
+    )
+
+
 def test_the_report(block):
     assert report([block], DraftStepCost(0.001, 0.05), FACTS) == REPORT
 

@@ -33,3 +33,23 @@ def test_a_path_that_leads_nowhere(command: str, said: str, tmp_path: Path, monk
     line = str(ended.value.code)
     assert said in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.py --tokens 0",
+        "train_heads.py --offsets 0",
+        "train_draft_model.py --blocks -1",
+        "train_drafter.py --target T --out O --tokens 0",
+        "compare_head_sizes.py --target T --drafter D --work W --sizes 0",
+    ],
+)
+def test_a_number_out_of_range(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, *options = command.split()
+    monkeypatch.setattr("sys.argv", [script, *options])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(MODELS / "recipe" / script), run_name="__main__")
+    assert f"argument {options[-2]}: a whole number of at least 1, not '{options[-1]}'" in capsys.readouterr().err
