@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def influence(each: list[list[int]]) -> npt.NDArray[np.float64]:
 
 
 def error(moved: npt.NDArray[np.float64]) -> float:
-    """The standard error of a sum of independent parts, whose mean is zero."""
+    """The standard error of a sum of independent parts, whose mean is zero; NaN of one part, which shows none."""
+    if len(moved) < 2:
+        return math.nan
     return float(np.sqrt(len(moved) / (len(moved) - 1) * (moved**2).sum()))
 
 

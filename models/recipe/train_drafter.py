@@ -167,8 +167,11 @@ class DrafterRun(Run):
         return (logits + bias).softmax(dim=-1).to(PRODUCTS)
 
     def chosen(self, following: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Places in the head's list, int64[S]: of a forward's next tokens, of the most frequent ones, and of others by
-        chance; and what is added to their logits, float32[S], so that the latter stand for all others.
+        """The tokens that a forward's loss compares, as places in the head's list, int64[S], and the number to add to
+        the logit of each, float32[S].
+
+        The tokens are the next ones of the forward's rounds, the most frequent ones, and a random sample of the others,
+        whose added number makes each stand for several.
         """
         count, device = len(self.head_tokens), self.args.device
         if count <= self.pace.sampled:
@@ -286,7 +289,8 @@ def main() -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Write lessons, and those of given prompts. The target's memory is free again before training opens it anew.
+    """Write the lessons to learn from, and those of given prompts. The target's memory is free again afterwards: the
+    training opens the target anew.
 
     Raises:
         SystemExit: the target's layers are not such as a drafter begins with, the directory of the work is that of

@@ -1,18 +1,18 @@
 """Control tokens that an untrusted text spells become plain characters, however they are spelled.
 
-Untrusted are the messages of users and tools, the names and arguments of calls (a model repeats text that it read), the
-declarations of tools (they come from servers) and all other variables that an application passes to the template. A
-system message is the application's own. Text of the model keeps its control tokens, because templates look for them to
-drop old thoughts.
+These texts are untrusted: the messages of users and tools, the names and arguments of calls (a model repeats text that
+it read), the declarations of tools (they come from servers) and all other variables that an application passes to the
+template. A system message is the application's own. Text of the model keeps its control tokens, because templates look
+for them to drop old thoughts.
 
-1. Before the template is rendered, each untrusted text gets a mark inside every control token that it spells, and at
-   its ends where the template or the next text may complete one (`<` before `think>`). The template's own logic does
-   not see a control token either.
-2. The rendered text is encoded without the marks, in one piece, as transformers encodes it. A control token inside of
-   which a mark was is forged; without a forged one the ids are those of plain encoding.
-3. The text is cut at the marks inside forged tokens and its parts are encoded again, until no token is forged. What is
-   between two control tokens of the template is then encoded in one piece again, if its special tokens can be read as
-   text; added tokens that are not special can only be cut.
+1. Before the template is rendered, a mark (the character MARK) is put into every control token that an untrusted text
+   spells. The text's first or last character gets one too where the template or the next text may complete a control
+   token there (`<` before `think>`). So conditions in the template find no control token either.
+2. The marks are taken out of the rendered text, which is encoded in one piece, as transformers encodes it. A control
+   token in the result is forged if a mark was inside of it. If no token is forged, the ids are final.
+3. Otherwise the text is cut at the marks inside forged tokens, and its parts are encoded again, until no token is
+   forged. Then the parts between two control tokens of the template are joined and encoded in one piece, if the
+   tokenizer can read special tokens as text; added tokens that are not special can only be cut.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class UntrustedText:
 
     @cached_property
     def _middles(self) -> frozenset[str]:
-        """Texts of which the template makes a control token, as by `'<' ~ name ~ '>'`; without the names and words that
-        it looks for itself.
+        """Texts that the template may extend on both sides to a control token, as by `'<' ~ name ~ '>'`. Names and
+        words that the template itself compares with are left out.
         """
         written = self._template.written
         made = set[str]()
@@ -200,7 +200,7 @@ class UntrustedText:
         return (MARK if 0 in marks else "") + MARK.join(pieces) + (MARK if len(text) in marks else "")
 
     def _found(self, text: str, marks: Iterable[int]) -> list[int]:
-        """The marks, and those in all control tokens that the tokenizer itself finds in a text that is cut at marks."""
+        """The given marks and further ones, so that the tokenizer finds no control token between two of them."""
         known, found = list[int](), set(marks)
 
         def inside(start: int, stop: int) -> list[int]:
@@ -214,8 +214,8 @@ class UntrustedText:
                 return known
 
     def _marks_at_ends(self, text: str) -> list[int]:
-        """Where a control token may go on beyond a text: behind its last character and before its first, without the
-        white space that templates trim.
+        """Positions of marks before the first and behind the last character of a text, where a control token may reach
+        across the end of the text. White space at the ends, which templates trim, does not count as its characters.
         """
         core = text.strip()
         if not core:
@@ -236,10 +236,10 @@ class UntrustedText:
         return marks
 
     def _cut(self, text: str, inside: Callable[[int, int], list[int]]) -> list[_Part]:
-        """The parts of a text that is cut in its forged tokens.
+        """The parts of a text after it was cut inside its forged tokens.
 
         Args:
-            inside: where to cut a control token with this start and stop; nowhere if it is not forged.
+            inside: gets start and stop of a control token; returns the positions to cut at, none if it is not forged.
         """
         done, left = list[_Part](), [(0, text)]
         while left:
@@ -266,11 +266,13 @@ class UntrustedText:
         return sorted(done)
 
     def _is_control(self, token_id: int, text: str) -> bool:
-        """Whether this is no token of characters that the vocabulary lacks."""
+        """Whether a token acts as a control token: the token of unknown characters does so only in its own spelling."""
         return token_id not in self._unknown or text.strip() == self._tokenizer.text_of(token_id)
 
     def _joined(self, text: str, parts: Sequence[_Part]) -> list[int]:
-        """Token ids of a text that was cut: what is between two control tokens in one piece, where that is possible."""
+        """Token ids of a text that was cut. Parts between two control tokens are encoded in one piece, where that makes
+        no control token of them.
+        """
         made, pieces, start = list[int](), list[list[int]](), 0
 
         def finish(stop: int) -> None:
@@ -297,12 +299,12 @@ class UntrustedText:
 
 
 def _inside(start: int, stop: int) -> list[int]:
-    """Where a control token is marked: behind its first character, and a single one on both sides."""
+    """Positions of the marks of a control token: behind its first character, or on both sides of a single character."""
     return [start + 1] if stop - start > 1 else [start, stop]
 
 
 def _marks_inside(marks: Sequence[int], start: int, stop: int) -> list[int]:
-    """The marks of a control token; sorted, as `marks` are."""
+    """Those of the ascending `marks` that are `_inside` a control token; ascending."""
     first, last = bisect_right(marks, start), bisect_left(marks, stop)
     if stop - start > 1:
         return [*marks[first:last]]
@@ -310,7 +312,7 @@ def _marks_inside(marks: Sequence[int], start: int, stop: int) -> list[int]:
 
 
 def _core(token: Found, text: str) -> tuple[int, int]:
-    """Where a token begins and stops in a text, without the white space around it that some tokens take along."""
+    """Start and stop of a token in a text, without the white space around it that some added tokens include."""
     found = text[token.start : token.stop]
     start = token.start + len(found) - len(found.lstrip())
     return (start, start + len(found.strip())) if found.strip() else (token.start, token.stop)

@@ -354,6 +354,7 @@ def test_the_error_of_tokens_a_round_is_that_of_a_mean_where_all_replies_have_as
     tokens = np.array([5, 9, 6, 12])
     moved = influence([[int(count), 4] for count in tokens])
     assert error(moved) == pytest.approx((tokens / 4).std(ddof=1) / 2)
+    assert np.isnan(error(influence([[5, 4]])))
 
 
 def test_a_longer_head_covers_more_and_nothing_outside_is_accepted(work: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Lessons: a target's replies with its states, kept on disk, which its drafter's training reads.
 
-A lesson is one conversation: its tokens, and for the positions of rounds the state after the final norm, and keys and
-values of the last full-attention layer. `Shards` writes lessons as they become known, SHARD to a file; `Lessons` reads
-all of a directory. On a CPU they are read when they are needed; an accelerator has all of them in its memory.
+A lesson is one conversation: its tokens, keys and values of the last full-attention layer, and, for the positions at
+which draft rounds start, the state after the final norm. `Shards` writes finished lessons, SHARD to a file; `Lessons`
+reads all of a directory. On a CPU a lesson is read when it is needed; an accelerator has all of them in its memory.
 """
 
 from __future__ import annotations

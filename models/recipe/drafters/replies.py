@@ -4,11 +4,11 @@ The target answers messages in its chat template, in every process TOGETHER of t
 engine has computed all that a lesson needs beside the tokens. A second pass by PyTorch over the finished replies would
 take nearly as long as writing them (680 and 650 tokens/s, SmolLM2-135M, two cores of an AMD EPYC with AVX2).
 
-A reply ends where it repeats itself: greedy replies of a base model mostly do, and the drafter would learn little else.
-What repeats, n-grams draft for nothing.
+A reply ends where it repeats itself. Greedy replies of a base model mostly do, so the drafter would learn little else;
+and text that repeats itself is drafted by n-grams at no cost.
 
-Whatever stops the processes, a second call goes on after their last files. `replies_on_device` writes the same lessons
-with an accelerator.
+After a kill, a second call goes on behind the last files. `replies_on_device` writes the same lessons with an
+accelerator.
 """
 
 import hashlib
@@ -94,7 +94,8 @@ def held_out(files: Sequence[Path]) -> list[Asked]:
 class ChatIds:
     """The token ids of messages in a target's chat template, or without one those of the text itself.
 
-    has_template : whether there is one. opening : what stands before a user's message, or before any text
+    has_template : whether there is a chat template
+    opening : ids before the text of a user's message in the template; without a template those that begin any text
     ends : ids that end a text
     """
 
@@ -109,15 +110,17 @@ class ChatIds:
         return self.encode([{"role": "user", "content": text}] if self.has_template else text)
 
     def first(self, message: Asked) -> list[int] | None:
-        """What the target continues before it can be asked: the beginning of a message of its own, without a template
-        that of any text, or the request for a passage. None if the message is complete.
+        """The ids that the target continues to write the missing part of a message. For a message of its own these are
+        `opening`; for a passage in a message, the request for one. None if the message is complete.
         """
         if PASSAGE not in message.prompt.text:
             return None
         return self.opening if message.prompt is OWN else self.message(message.prompt.source)
 
     def completed(self, message: Asked, answer: Sequence[int]) -> Asked | None:
-        """The message with what the target wrote after `first`; None if that is empty, or a message without an end."""
+        """The message with the part that the target wrote after `first`. None if that part is empty, or if it is a
+        whole message that the target did not end.
+        """
         ended = bool(answer) and answer[-1] in self.ends
         text = self.decode(list(answer[:-1] if ended else answer)).strip()
         if not text or (message.prompt is OWN and self.has_template and not ended):
@@ -193,8 +196,8 @@ class EngineWriter:
         self.chat = ChatIds(self.model.encode, tokenizer.decode, self.model.manifest.eos_token_ids)
 
     def lessons(self, messages: Iterator[Asked]) -> Iterator[Lesson]:
-        """The lessons of messages, in the order in which their replies end, without those where the target asked
-        nothing.
+        """The lessons of messages, in the order in which their replies end. A message whose missing part the target
+        left empty has none.
         """
         running: list[Conversation] = []
         while True:

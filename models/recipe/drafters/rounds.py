@@ -22,11 +22,11 @@ MEASURED_STEPS = 4  # drafts of a round when it is measured
 
 @dataclass(frozen=True)
 class Blocks:
-    """B rows of conversations one after the other, and R rounds in each row.
+    """A batch of B rows. A row has several conversations, one behind the other, and R draft rounds in them.
 
     tokens : int64[B, T + pad]; hidden : PRODUCTS[B, T + pad, H]; cache : K and V, PRODUCTS[B, heads, T, D]
-    begins : int64[B, T], the position at which each position's conversation begins
-    rounds : int64[B, R], the positions t of rounds
+    begins : int64[B, T], for each position the position at which its conversation begins
+    rounds : int64[B, R], the positions at which rounds start (`t` in `target_drafter.py`)
     """
 
     tokens: Tensor
@@ -57,7 +57,7 @@ class Blocks:
 
 
 def pack(lengths: Sequence[int], order: Iterable[int]) -> list[list[int]]:
-    """Conversations in blocks: the next one begins a new block if it does not fit."""
+    """Conversations divided into blocks of LENGTH tokens at most: one that does not fit begins the next block."""
     blocks: list[list[int]] = [[]]
     room = LENGTH
     for index in order:
@@ -102,7 +102,9 @@ def make_blocks(
 
 
 def rounds_of(lessons: Sequence[Lesson], steps: int) -> npt.NDArray[np.int64]:
-    """The positions in a block of lessons from which `steps` drafts are of the target's tokens."""
+    """The positions in a block of lessons at which a round of `steps` drafts can start: the target wrote the tokens
+    that it drafts.
+    """
     found, start = [], 0
     for each in lessons:
         found.append(np.arange(start + each.prompt - 1, start + len(each.tokens) - 1 - steps))
@@ -211,7 +213,7 @@ def posterior_noise(likely: Tensor, chosen: Tensor, generator: torch.Generator) 
 
 
 class Order:
-    """Blocks of lessons without end: in each epoch all lessons, in another order."""
+    """An endless series of blocks. Each epoch has all lessons once, in an order of its own."""
 
     def __init__(self, lengths: Sequence[int], indices: Sequence[int]) -> None:
         self.lengths, self.indices = lengths, np.asarray(indices)
