@@ -304,7 +304,7 @@ def _inside(start: int, stop: int) -> list[int]:
 
 
 def _marks_inside(marks: Sequence[int], start: int, stop: int) -> list[int]:
-    """Those of the ascending `marks` that are `_inside` a control token; ascending."""
+    """Marks at the positions `_inside` a control token, ascending. marks : all of them, ascending"""
     first, last = bisect_right(marks, start), bisect_left(marks, stop)
     if stop - start > 1:
         return [*marks[first:last]]
