@@ -3,10 +3,10 @@
     python -m benchmarks.speed.experts DIRECTORY [--size Qwen3-30B-A3B] [--threads 2] [--rounds 3]
         [--llama-bench PROGRAM --gguf FILE]
 
-If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, or 18 of Qwen3
-30B-A3B, through the exporter, matrix by matrix. Its pack, as large, is written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs
-after `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's
-logits; 512 are a prefill.
+If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, or 19 of Qwen3
+30B-A3B, through the exporter, matrix by matrix. Its pack, nearly as large, is written to the cache directory. Both may
+be deleted afterwards. llama.cpp, if its llama-bench is given, runs after `simd`, because two such models seldom fit in
+memory. 1 to 8 rows are a verification, which computes every row's logits; 512 are a prefill.
 
 Random weights route at random: tokens share experts only by chance, which is the most expensive case.
 """
