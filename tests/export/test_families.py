@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ondevice.bundle import Bundle
@@ -50,6 +51,33 @@ def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
         expected = model(torch.tensor([PROMPT])).logits[0].numpy()
     found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("text", ["Ministral3", "Mistral"])
+def test_the_text_model_of_a_multimodal_mistral(text: str, tied: bool, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "sliding_window": None}
+    fields["tie_word_embeddings"] = tied
+    vision = transformers.PixtralVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, head_dim=8
+    )
+    own = getattr(transformers, f"{text}Config")(**fields, max_position_embeddings=CONTEXT)
+    config = transformers.Mistral3Config(text_config=own, vision_config=vision, tie_word_embeddings=tied)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([PROMPT])).logits[0].numpy()
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    np.testing.assert_allclose(logits_of(bundle), expected, atol=1e-4)
+    assert Bundle.open(bundle).manifest.target.tied == tied
+
+
+def test_a_text_ends_where_ministral_3_scales_its_queries(tmp_path: Path) -> None:
+    save_family(tmp_path, "ministral3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    assert families.read_target(config, "config.json").target.context_length == 128 < CONTEXT
 
 
 def loaded_logits(directory: Path) -> np.ndarray:

@@ -74,6 +74,8 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
         found["tie_word_embeddings"] = False
     if found.get("rope_parameters") is None:  # elsewhere null has a meaning of its own, as no window
         found["rope_parameters"] = defaults.get("rope_parameters")
+    if text.data.get("rope_parameters") is None and text.data.get("rope_scaling"):  # the older name
+        found["rope_parameters"] = None
     ignored = set(_OF_SOME_CLASSES).difference(defaults)
     found = {name: value for name, value in found.items() if value is not None and name not in ignored}
     for name in _UNSUPPORTED:

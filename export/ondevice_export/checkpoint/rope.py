@@ -60,8 +60,12 @@ def rotary(parameters: JsonFields, head_dim: int, context: int) -> Rotary:
 
 
 def usable_context(parameters: JsonFields, context: int) -> int:
-    """The longest text for which one set of frequencies is right: `longrope` changes them at the original length."""
-    if parameters.data.get("rope_type") != "longrope":
+    """The longest text that is computed alike from its beginning to its end.
+
+    At the original length `longrope` changes its frequencies, and Ministral 3 begins to scale queries
+    (`llama_4_scaling_beta`).
+    """
+    if parameters.data.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters.data:
         return context
     return min(context, parameters.integer("original_max_position_embeddings", context))
 

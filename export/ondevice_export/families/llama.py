@@ -1,6 +1,7 @@
 """Llama 2 and 3, SmolLM2 and SmolLM3, Mistral and Ministral: norms before the blocks alone, SiLU, one rotation.
 
 SmolLM3 has layers without rotation (`no_rope_layers`), Mistral and Ministral may have a window in all or some layers.
+Ministral 3 and Mistral Small 3 are in multimodal checkpoints, of which the text model is read.
 """
 
 from __future__ import annotations
@@ -36,6 +37,26 @@ _MISTRAL = {
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
+_MINISTRAL3 = {
+    **_LLAMA,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+    "pad_token_id": 11,
+}
 _SMOLLM3 = {
     **_LLAMA,
     "num_key_value_heads": 4,
@@ -56,6 +77,14 @@ FAMILIES = (
         name="mistral",
         architectures=("MistralForCausalLM", "MinistralForCausalLM"),
         defaults=_MISTRAL,
+        layer=layer,
+        names=NAMES,
+    ),
+    Family(name="ministral3", architectures=("Ministral3ForCausalLM",), defaults=_MINISTRAL3, layer=layer, names=NAMES),
+    Family(
+        name="mistral3",
+        architectures=("Mistral3ForConditionalGeneration",),
+        defaults={**_MISTRAL, "sliding_window": None, "tie_word_embeddings": True},
         layer=layer,
         names=NAMES,
     ),

@@ -151,8 +151,10 @@ def _head_dim(metadata: Metadata) -> int:
     return size
 
 
-def _rope(metadata: Metadata) -> dict[str, Any]:
+def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] | None = None) -> dict[str, Any]:
     """The rotary embedding of the layers without a window, as an entry of `rope_parameters`.
+
+    other_yarn : see `_OTHER_YARN`, which is the default
 
     As llama.cpp reads it, a factor without a type is linear, and has an older name too. The divisors are those of
     `llama3`; llama.cpp divides the frequencies by them beside any scaling.
@@ -178,7 +180,7 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
     if kind == "yarn":
         context = metadata.integer("rope.scaling.original_context_length", 0)
         yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
-        return {**rope, **yarn, **_yarn_bounds(metadata)}
+        return {**rope, **yarn, **_yarn_bounds(metadata, _OTHER_YARN if other_yarn is None else other_yarn)}
     raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} is not supported")
 
 
@@ -186,13 +188,13 @@ _OTHER_YARN = {"yarn_attn_factor": (1.0,), "yarn_ext_factor": (1.0, -1.0), "yarn
 """Fields of yarn that are not computed with, and their values that change nothing."""
 
 
-def _yarn_bounds(metadata: Metadata) -> dict[str, float]:
+def _yarn_bounds(metadata: Metadata, other: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
     """The two numbers of turns between which yarn interpolates, where the file has them.
 
     llama.cpp's Llama, Qwen2 and Qwen3 read none of yarn's further fields, though its conversion writes them: the model
     was trained with them.
     """
-    for name, plain in _OTHER_YARN.items():
+    for name, plain in other.items():
         value = metadata.data.get(f"rope.scaling.{name}", plain[0])
         if not isinstance(value, int | float) or value not in plain:
             raise CheckpointError(
@@ -207,6 +209,25 @@ def _dense(metadata: Metadata) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, minimum=0):
         raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
     return _without_window(metadata)
+
+
+def _mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Ministral 3 and Mistral Small 3. Where a file has `yarn_log_multiplier`, the factor of cosines is 1: of the
+    checkpoint's equal `mscale` and `mscale_all_dim` it is the quotient.
+    """
+    if metadata.integer("expert_count", 0, minimum=0):
+        raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
+    own = {name: plain for name, plain in _OTHER_YARN.items() if name != "yarn_log_multiplier"}
+    rope = _rope(metadata, own)
+    if "rope.scaling.yarn_log_multiplier" in metadata.data:
+        rope["attention_factor"] = 1.0
+    if (beta := metadata.positive("attention.temperature_scale")) is not None:
+        rope["llama_4_scaling_beta"] = beta
+    return {
+        "hidden_act": "silu",
+        "layer_types": [FULL] * metadata.layers,
+        "rope_parameters": {FULL: rope, SLIDING: rope},
+    }
 
 
 def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
@@ -418,6 +439,7 @@ _NEXTN = {
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
+    "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, _LLAMA, _MODEL, interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),

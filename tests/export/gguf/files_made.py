@@ -21,6 +21,7 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "mistral3": gguf.MODEL_ARCH.MISTRAL3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
@@ -157,7 +158,7 @@ def _own_name(name: str, names: Any) -> str:
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
     if architecture == "gemma3" and name.endswith("norm.weight"):
         return values + np.float32(1)
-    if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if architecture in {"llama", "mistral3"} and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     return values
@@ -185,6 +186,14 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "phi3":
         _describe_longrope(writer, config)
+    if architecture == "mistral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(ropes["factor"])
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(ropes["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(ropes["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(ropes["mscale_all_dim"])
+        writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
 

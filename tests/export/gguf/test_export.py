@@ -279,11 +279,12 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
         np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
 def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
+        "mistral3": (transformers.Ministral3ForCausalLM, transformers.Ministral3Config),
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
         "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
@@ -292,6 +293,10 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, archit
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
+    if architecture == "mistral3":
+        rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 64}
+        rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+        fields |= {"rope_parameters": rope, "rms_norm_eps": 1e-6}
     if architecture == "phi3":
         rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
         fields |= {
