@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.bundles.gemma4 import E2B_VISION
+from ondevice.bundle_format.tensor_table import EMBEDDING
 from ondevice_export.checkpoint import audio as audio_towers
 
 FloatArray = npt.NDArray[np.float32]
@@ -22,10 +23,14 @@ def noise() -> FloatArray:
 
 
 class RandomCheckpoint:
-    """Stands in for `Checkpoint`: matrices are one random block over and over, norms and scalars are ones."""
+    """Stands in for `Checkpoint`: matrices are one random block over and over, norms and scalars are ones.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
+    embedding_factor : of the token embedding's numbers. Where the model itself does not multiply embeddings, they would
+        be lost among what attention adds, and all rows would choose the same experts
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], embedding_factor: float = 1.0) -> None:
+        self._shapes, self._embedding_factor = shapes, np.float32(embedding_factor)
         self._noise = noise()
         self._twice = np.concatenate([self._noise, self._noise])
 
@@ -40,6 +45,8 @@ class RandomCheckpoint:
         width = self._shapes[name][-1]
         first, count = start * width % len(self._noise), (stop - start) * width
         part = self._twice[first : first + min(count, len(self._noise))]  # a part of no more than the noise is no copy
+        if name.endswith(EMBEDDING) and self._embedding_factor != 1:
+            part = part * self._embedding_factor
         return np.resize(part, (stop - start, width)) if len(part) < count else part.reshape(-1, width)
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:

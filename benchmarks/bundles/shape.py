@@ -13,6 +13,7 @@ Qwen3-30B-A3B, which has no assistant and no towers, is a size too.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -93,7 +94,8 @@ def target_model(size: str, directory: Path, layers: int | None = None) -> Targe
         kinds = {"layer_types": fields["layer_types"][-layers:]} if "layer_types" in fields else {}
         fields |= {"num_hidden_layers": layers, **kinds}
     checkout = _config(directory / (f"{size}-shape" if size == qwen3.MIXTURE else f"gemma-4-{size}-shape"), fields)
-    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, RandomCheckpoint(shapes)))
+    factor = math.sqrt(fields["hidden_size"]) if size == qwen3.MIXTURE else 1.0
+    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, RandomCheckpoint(shapes, factor)))
 
 
 def described_target(
