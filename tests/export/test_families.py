@@ -350,6 +350,13 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),
         ({"head_dim": 33}, "a head of 33 numbers"),
+        ({"num_attention_heads": 1 << 30, "head_dim": 32}, "num_attention_heads is 1073741824, expected"),
+        ({"architectures": ["Phi3ForCausalLM"], "max_position_embeddings": None}, "max_position_embeddings is missing"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.6}, "0.6 turns 19 numbers of a head, which"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": None},
+            "experts whose weights are not normalised",
+        ),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
@@ -364,6 +371,23 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], words: str, tmp_
         export(tmp_path, tmp_path.parent / "bundle")
     assert "\n" not in str(caught.value)
     assert "text_config" not in str(caught.value)  # the fields are at the top
+
+
+def test_the_number_of_experts_in_both_spellings() -> None:
+    """The newer one is null in a file of the older."""
+    moe = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, "num_key_value_heads": 3}
+    older = {**CONFIG, **moe, "num_experts": 16}
+    for config in (older, {**older, "num_local_experts": None}, {**CONFIG, **moe, "num_local_experts": 16}):
+        experts = families.read_target(config, "config.json").target.layers[0].feed_forward.experts
+        assert experts is not None
+        assert experts.count == 16
+
+
+def test_a_joined_matrix_in_a_checkpoint_that_was_trained_quantised(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", "phi4-mini")
+    change_config(tmp_path / "model", quantization_config={"quant_method": "gemma"})
+    with pytest.raises(CheckpointError, match="weight lies in several pieces, which is not supported here"):
+        export(tmp_path / "model", tmp_path / "bundle")
 
 
 def test_rows_that_fill_no_group_are_exported_without_quantisation(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -132,15 +133,21 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         All names are without the prefix.
 
         Raises:
-            CheckpointError: a tensor is missing, or has another number of rows than are taken from it.
+            CheckpointError: a tensor is missing, has another number of rows than are taken from it, or is there beside
+                one that is made of its rows.
         """
-        taken = {joined: 0 for joined, _ in rows_of.values()}
+        counts: Counter[str] = Counter()
         for name, (joined, ranges) in rows_of.items():
-            self._tensors[prefix + name] = part = self._find(prefix + joined).rows(ranges)
-            taken[joined] += part.shape[0]
-        for joined, count in taken.items():
-            if (found := self._tensors.pop(prefix + joined).shape)[:-1] != (count,):
+            if prefix + name in self:
+                raise CheckpointError(f"{self._location} holds {prefix}{name} beside {joined}, which has the same rows")
+            counts[joined] += sum(each.stop - each.start for each in ranges)
+        for joined, count in counts.items():
+            if (found := self.shape(prefix + joined))[:-1] != (count,):
                 raise CheckpointError(f"{prefix}{joined} has shape {list(found)}, {self.origin} asks for {count} rows")
+        for name, (joined, ranges) in rows_of.items():
+            self._tensors[prefix + name] = self._find(prefix + joined).rows(ranges)
+        for joined in counts:
+            del self._tensors[prefix + joined]
 
     def _find(self, name: str) -> Stack[File, Place]:
         try:
@@ -199,9 +206,15 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
         )
 
     def _whole(self, name: str) -> tuple[SafetensorsFile, TensorEntry]:
-        """The file and the entry of a tensor that is none of experts."""
-        (part,) = self._find(name).parts
-        return part.file, part.place
+        """The file and the entry of a tensor that is stored as it is, not as rows of others.
+
+        Raises:
+            CheckpointError: it is missing, or made of rows of others, as in no checkpoint that was trained quantised.
+        """
+        parts = self._find(name).parts
+        if len(parts) != 1:
+            raise CheckpointError(f"{self._location}: {name} lies in several pieces, which is not supported here")
+        return parts[0].file, parts[0].place
 
     @staticmethod
     def _rows(part: RowRange[SafetensorsFile, TensorEntry]) -> Float32Array:

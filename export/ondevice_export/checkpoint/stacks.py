@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from ondevice.bundle_format.decoder import MAX_EXPERTS
 from ondevice.errors import CheckpointError
 
-_OF_ONE = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>\d{1,4})\.(?P<matrix>gate|up|down)_proj\.weight")
+_OF_ONE = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{0,3})\.(?P<matrix>gate|up|down)_proj\.weight")
 _OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate|up)_proj")
 
 
@@ -90,27 +90,33 @@ def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dic
     """The tensors of files by the hub's names, with experts as transformers 5 has them.
 
     Raises:
-        CheckpointError: an expert is missing, or has matrices of other shapes than the others.
+        CheckpointError: an expert is missing, is there twice, or has matrices of other shapes than the others.
     """
     found: dict[str, Stack[File, Place]] = {}
-    experts: dict[tuple[str, str], dict[int, RowRange[File, Place]]] = {}
+    experts: dict[str, dict[str, dict[int, RowRange[File, Place]]]] = {}
     for name, (file, place) in tensors.items():
         if (one := _OF_ONE.fullmatch(name)) is not None:
-            own = experts.setdefault((one["experts"], one["matrix"]), {})
-            own[int(one["number"])] = RowRange(file, place, 0, place.rows)
-        elif (every := _OF_ALL.fullmatch(name)) is not None and len(place.shape) == 3:
+            parts = {int(one["number"]): RowRange(file, place, 0, place.rows)}
+        elif (one := _OF_ALL.fullmatch(name)) is not None and len(place.shape) == 3 and place.shape[0]:
             count, rows, _ = place.shape
             steps = range(min(count, MAX_EXPERTS + 1))
             parts = {number: RowRange(file, place, number * rows, (number + 1) * rows) for number in steps}
-            experts[every["experts"], every["matrix"]] = parts
         else:
             found[name] = whole(file, place)
-    for (prefix, matrix), own in experts.items():
-        if matrix == "down":
-            found[f"{prefix}.down_proj"] = _stacked(f"{origin}: {prefix}", own)
-        else:
-            gate, up = (experts.get((prefix, each), {}) for each in ("gate", "up"))
-            found[f"{prefix}.gate_up_proj"] = _stacked(f"{origin}: {prefix}", gate, up)
+            continue
+        own = experts.setdefault(one["experts"], {}).setdefault(one["matrix"], {})
+        if twice := own.keys() & parts.keys():
+            raise CheckpointError(f"{origin}: {one['experts']} has the {one['matrix']} of expert {min(twice)} twice")
+        own.update(parts)
+    for prefix, matrices in experts.items():
+        joined = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+        for name, names in joined.items():
+            if matrices.keys().isdisjoint(names):
+                continue
+            if f"{prefix}.{name}" in found:
+                raise CheckpointError(f"{origin}: {prefix} has matrices of single experts beside {name}")
+            stack = _stacked(f"{origin}: {prefix}", *(matrices.get(each, {}) for each in names))
+            found[f"{prefix}.{name}"] = stack
     return found
 
 
@@ -120,8 +126,8 @@ def _stacked(origin: str, *matrices: Mapping[int, RowRange[File, Place]]) -> Sta
     if missing := [number for number in range(count) for each in matrices if number not in each]:
         raise CheckpointError(f"{origin} has not all matrices of expert {missing[0]}")
     parts = tuple(each[number] for number in range(count) for each in matrices)
-    shapes = {(part.stop - part.start, part.place.shape[-1]) for part in parts}
-    if len(shapes) > 1 or any(len(part.place.shape) < 2 for part in parts):
+    shapes = {(part.stop - part.start, *part.place.shape[1:][-1:]) for part in parts}
+    if len(shapes) > 1 or shapes == {(1,)}:  # a vector has one row, and no width
         raise CheckpointError(f"{origin} has experts of different shapes")
     ((rows, width),) = shapes
     return Stack((count, len(matrices) * rows, width), parts)

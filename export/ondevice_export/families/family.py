@@ -26,6 +26,9 @@ TARGET_GRAPH = "target.onnx"
 MAX_HEAD_DIM = 1 << 14
 """Most numbers of a head: its frequencies are made before a tensor's shape contradicts a damaged configuration."""
 
+MAX_HEADS = 1 << 14
+"""Most heads of queries: rows of a joined matrix are listed head by head before its shape contradicts the same."""
+
 RowsOf = tuple[str, Sequence[Taken]]
 """A tensor of a checkpoint, and those of its rows that are a tensor of their own."""
 
@@ -47,7 +50,7 @@ class Config(JsonFields):
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
         super().__init__(data, origin)
         self.ropes: list[tuple[float, ...]] = []
-        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads", maximum=MAX_HEADS)
         self.head_dim = self.integer("head_dim", max(1, hidden // heads))
         most = self.integer("max_position_embeddings")
         self.context = min(usable_context(self.rope(kind), most) for kind in set(data["layer_types"]))

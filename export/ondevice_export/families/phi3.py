@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ondevice.bundle_format.decoder import Block, Layer
+from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import FULL
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward
@@ -32,7 +33,13 @@ def layer(config: Config, index: int) -> Layer:
 
 def _turned(config: Config, kind: str) -> int:
     """The rotated numbers of a head."""
-    return int(config.head_dim * config.rope(kind).number("partial_rotary_factor", 1.0, maximum=1.0)) // 2 * 2
+    share = config.rope(kind).number("partial_rotary_factor", 1.0, maximum=1.0)
+    turned = int(config.head_dim * share)
+    if turned % 2:
+        raise CheckpointError(
+            f"{config.origin}: partial_rotary_factor {share:g} turns {turned} numbers of a head, which are no pairs"
+        )
+    return turned
 
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
@@ -72,7 +79,7 @@ def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     for own in ropes.values():
         if own["rope_type"] in ("su", "yarn"):
             own["rope_type"] = "longrope"
-    window, longest, kinds = data.get("sliding_window"), data["max_position_embeddings"], data["layer_types"]
+    window, longest, kinds = data.get("sliding_window"), data.get("max_position_embeddings"), data["layer_types"]
     if isinstance(window, int) and isinstance(longest, int) and window >= longest:
         kinds = [FULL] * len(kinds)
     return {**data, "rope_parameters": ropes, "layer_types": kinds}

@@ -49,7 +49,7 @@ def _experts(config: Config) -> FeedForward:
 
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     """The number of experts had another name before transformers 5."""
-    return {**data, "num_local_experts": data.get("num_experts", data["num_local_experts"])}
+    return {**data, "num_local_experts": data["num_experts"]} if "num_experts" in data else data
 
 
 _MIXTURE = {

@@ -7,6 +7,8 @@ models read (`src/models/*.cpp`).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,7 @@ from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
 
 _MAX_LAYERS = 1000
+_NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight")
 """Tensors that divide rotary frequencies: of all texts, or of those up to the original length."""
 IGNORED = "rope_factors_long.weight"
@@ -137,8 +140,8 @@ class Architecture:
         if name in self.model:
             return self.model[name]
         _, number, rest = [*name.split(".", 2), "", ""][:3]
-        if name.startswith("blk.") and number.isdecimal() and len(number) < 5 and rest in self.layer:
-            return f"model.layers.{int(number)}.{self.layer[rest]}"
+        if name.startswith("blk.") and _NUMBER.fullmatch(number) and rest in self.layer:
+            return f"model.layers.{number}.{self.layer[rest]}"
         return None
 
 
@@ -255,6 +258,12 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     size, context = _head_dim(metadata), metadata.integer("context_length", 0)
     turned = metadata.integer("rope.dimension_count", size, maximum=size)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
+    kind, factor = metadata.text("rope.scaling.type", "longrope"), metadata.positive("rope.scaling.factor")
+    if kind not in ("longrope", "linear", "none", "") or factor not in (None, 1.0):
+        raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} by {factor or 1} is not supported")
+    grown = metadata.positive("rope.scaling.attn_factor") or 1.0
+    if metadata.divisors is None and grown != 1:
+        raise CheckpointError(f"{metadata.origin}: rope.scaling.attn_factor without {DIVISORS[1]} is not supported")
     if metadata.divisors is not None:
         divisors = metadata.divisors.tolist()
         rope |= {
@@ -262,10 +271,10 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
             "short_factor": divisors,
             "long_factor": divisors,
             "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", context),
-            "attention_factor": metadata.positive("rope.scaling.attn_factor") or 1.0,
+            "attention_factor": grown,
         }
     window = metadata.integer("attention.sliding_window", 0, minimum=0)
-    rope["partial_rotary_factor"] = turned / size
+    rope["partial_rotary_factor"] = min(1.0, math.nextafter(turned / size, 2.0))  # 88 * (60 / 88) is below 60
     return {
         "hidden_act": "silu",
         "sliding_window": window or None,

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import SafetensorsCheckpoint
+from ondevice_export.checkpoint.stacks import Taken
 
 EXPERTS, INNER, WIDTH = 11, 4, 8
 Tensors = dict[str, np.ndarray]
@@ -72,3 +73,60 @@ def test_experts_of_different_shapes(tmp_path: Path) -> None:
     tensors["model.layers.0.mlp.experts.4.up_proj.weight"] = np.zeros((INNER + 1, WIDTH), np.float32)
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts has experts of different shapes"):
         opened(tmp_path, tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("experts.4.up_proj.weight", np.zeros((), np.float32), "has experts of different shapes"),
+        ("experts.4.up_proj.weight", np.zeros(WIDTH, np.float32), "has experts of different shapes"),
+        ("experts.up_proj", np.zeros((EXPERTS, INNER, WIDTH), np.float32), "has the up of expert 0 twice"),
+        (
+            "experts.gate_up_proj",
+            np.zeros((EXPERTS, 2 * INNER, WIDTH), np.float32),
+            "single experts beside gate_up_proj",
+        ),
+        ("experts.down_proj", np.zeros((EXPERTS, WIDTH, INNER), np.float32), "single experts beside down_proj"),
+    ],
+)
+def test_damaged_experts_are_named(name: str, values: np.ndarray, said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=said) as caught:
+        opened(tmp_path, {**one_by_one(), f"model.layers.0.mlp.{name}": values})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["experts.04.up_proj.weight", "experts.\u0664.up_proj.weight"])
+def test_a_number_that_is_written_otherwise_is_no_expert(name: str, tmp_path: Path) -> None:
+    """It took the place of expert 4 without a word."""
+    tensors, own = one_by_one(), f"model.layers.0.mlp.{name}"
+    tensors[own] = np.zeros((INNER, WIDTH), np.float32)
+    with opened(tmp_path, tensors) as checkpoint:
+        assert own in checkpoint
+        found = checkpoint.read("model.layers.0.mlp.experts.gate_up_proj")[4, INNER:]
+    np.testing.assert_array_equal(found, tensors["model.layers.0.mlp.experts.4.up_proj.weight"])
+
+
+def test_a_tensor_of_no_experts_is_none_of_experts(tmp_path: Path) -> None:
+    with opened(tmp_path, {"experts.gate_proj": np.zeros((0, INNER, WIDTH), np.float32)}) as checkpoint:
+        assert checkpoint.names == ["experts.gate_proj"]
+
+
+@pytest.mark.parametrize("shape", [(), (2 * WIDTH,), (1, 2 * WIDTH, WIDTH), (2 * WIDTH - 1, WIDTH), (0, WIDTH)])
+def test_a_joined_matrix_of_another_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with opened(tmp_path, {"x": np.zeros(shape, np.float32)}) as checkpoint:
+        with pytest.raises(CheckpointError, match=r"^x has shape .* asks for 16 rows$"):
+            checkpoint.split("", {"a": ("x", [Taken(0, WIDTH)]), "b": ("x", [Taken(WIDTH, 2 * WIDTH)])})
+        assert checkpoint.names == ["x"]
+
+
+def test_a_joined_matrix_beside_one_of_its_parts(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path, {name: np.zeros((WIDTH, WIDTH), np.float32) for name in "ax"}) as checkpoint,
+        pytest.raises(CheckpointError, match="holds a beside x, which has the same rows"),
+    ):
+        checkpoint.split("", {"a": ("x", [Taken(0, WIDTH)])})
+
+
+def test_what_is_read_whole_is_not_made_of_rows_of_others(tmp_path: Path) -> None:
+    with opened(tmp_path, one_by_one()) as checkpoint, pytest.raises(CheckpointError, match="lies in several pieces"):
+        checkpoint.dtype("model.layers.0.mlp.experts.down_proj")

@@ -285,6 +285,46 @@ def test_what_is_not_supported_is_said_in_one_line(tmp_path: Path, said: str, ch
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("scaling 'linear' by 4.0 is not supported", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+        ("scaling 'longrope' by 4.0 is not supported", {"rope.scaling.factor": 4.0}),
+        ("scaling 'yarn' by 1 is not supported", {"rope.scaling.type": "yarn"}),
+        ("attn_factor without rope_factors_short.weight", {"rope.scaling.attn_factor": 1.2}),
+        ("rope.dimension_count is 33", {"rope.dimension_count": 33}),
+    ],
+)
+def test_rotation_of_phi_3_that_is_not_supported(tmp_path: Path, said: str, change: dict[str, Any]) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "phi3", _made("phi3")).close()
+    _rewrite(path, {f"phi3.{name}": value for name, value in change.items()})
+    with pytest.raises(CheckpointError, match=said) as caught:
+        GgufCheckpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_rotated_part_of_a_head_is_whole(tmp_path: Path) -> None:
+    """88 * (60 / 88) is below 60 in float64: 58 numbers were rotated."""
+    sizes = {**_SIZES, "hidden_size": 176, "num_attention_heads": 2, "head_dim": 88}
+    config = transformers.Phi3Config(**sizes, num_hidden_layers=1, pad_token_id=0)
+    model = random_model(transformers.Phi3ForCausalLM(config))
+    _written(tmp_path / "model.gguf", "phi3", model).close()
+    _rewrite(tmp_path / "model.gguf", {"phi3.rope.dimension_count": 60, "phi3.rope.scaling.type": "none"})
+    with GgufCheckpoint(tmp_path / "model.gguf") as checkpoint:
+        [frequencies] = read_target(checkpoint.config, "model.gguf").target.frequencies()
+    assert np.count_nonzero(frequencies) == 30
+
+
+def test_the_number_of_a_layer_is_written_in_one_way(tmp_path: Path) -> None:
+    """A tensor of layer 00 took the place of layer 0's without a word."""
+    path = tmp_path / "model.gguf"
+    _written(path, "llama", _llama()).close()
+    path.write_bytes(path.read_bytes().replace(b"blk.1.attn_norm.weight", b"blk.01.ffn_norm.weight"))
+    with pytest.raises(CheckpointError, match=r"blk\.01\.ffn_norm\.weight has no place"):
+        GgufCheckpoint(path)
+
+
 def test_a_template_that_is_no_text_is_none(tmp_path: Path) -> None:
     """As of a `tokenizer_config.json`."""
     path = tmp_path / "model.gguf"
