@@ -154,10 +154,14 @@ def _head_dim(metadata: Metadata) -> int:
     return size
 
 
-def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] | None = None) -> dict[str, Any]:
+_OTHER_YARN = {"yarn_attn_factor": (1.0,), "yarn_ext_factor": (1.0, -1.0), "yarn_log_multiplier": (0.0,)}
+"""Fields of yarn that are not computed with, and their values that change nothing."""
+
+
+def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] = _OTHER_YARN) -> dict[str, Any]:
     """The rotary embedding of the layers without a window, as an entry of `rope_parameters`.
 
-    other_yarn : see `_OTHER_YARN`, which is the default
+    other_yarn : those of `_OTHER_YARN` that are not computed with
 
     As llama.cpp reads it, a factor without a type is linear, and has an older name too. The divisors are those of
     `llama3`; llama.cpp divides the frequencies by them beside any scaling.
@@ -183,12 +187,8 @@ def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] | None
     if kind == "yarn":
         context = metadata.integer("rope.scaling.original_context_length", 0)
         yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
-        return {**rope, **yarn, **_yarn_bounds(metadata, _OTHER_YARN if other_yarn is None else other_yarn)}
+        return {**rope, **yarn, **_yarn_bounds(metadata, other_yarn)}
     raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} is not supported")
-
-
-_OTHER_YARN = {"yarn_attn_factor": (1.0,), "yarn_ext_factor": (1.0, -1.0), "yarn_log_multiplier": (0.0,)}
-"""Fields of yarn that are not computed with, and their values that change nothing."""
 
 
 def _yarn_bounds(metadata: Metadata, other: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
@@ -209,34 +209,32 @@ def _yarn_bounds(metadata: Metadata, other: Mapping[str, tuple[float, ...]]) -> 
 
 def _dense(metadata: Metadata) -> dict[str, Any]:
     """Llama, Qwen2 and Qwen3: one kind of layer, without a window: llama.cpp reads none for them."""
-    if metadata.integer("expert_count", 0, minimum=0):
-        raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
-    return _without_window(metadata)
+    return _without_experts(metadata, _rope(metadata))
 
 
 def _mistral3(metadata: Metadata) -> dict[str, Any]:
     """Ministral 3 and Mistral Small 3. Where a file has `yarn_log_multiplier`, the factor of cosines is 1: of the
     checkpoint's equal `mscale` and `mscale_all_dim` it is the quotient.
     """
-    if metadata.integer("expert_count", 0, minimum=0):
-        raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
     own = {name: plain for name, plain in _OTHER_YARN.items() if name != "yarn_log_multiplier"}
     rope = _rope(metadata, own)
     if "rope.scaling.yarn_log_multiplier" in metadata.data:
         rope["attention_factor"] = 1.0
     if (beta := metadata.positive("attention.temperature_scale")) is not None:
         rope["llama_4_scaling_beta"] = beta
-    return {
-        "hidden_act": "silu",
-        "layer_types": [FULL] * metadata.layers,
-        "rope_parameters": {FULL: rope, SLIDING: rope},
-    }
+    return _without_experts(metadata, rope)
+
+
+def _without_experts(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+    if metadata.integer("expert_count", 0, minimum=0):
+        raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
+    return _without_window(metadata, rope)
 
 
 def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
     """As llama.cpp computes it, all layers have experts, and the weights of a token's experts are normalised."""
     return {
-        **_without_window(metadata),
+        **_without_window(metadata, _rope(metadata)),
         "num_local_experts": metadata.integer("expert_count", 0),
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
@@ -244,8 +242,7 @@ def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _without_window(metadata: Metadata) -> dict[str, Any]:
-    rope = _rope(metadata)
+def _without_window(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "layer_types": [FULL] * metadata.layers,
