@@ -302,7 +302,7 @@ class Speculation:
         """
         self.continuation = None
         if self._controller is None:
-            self.continuation = self._plain(room, outputs)
+            self.continuation = self._plain(room, outputs, tokens)
             return NO_DRAFT
         self._clock.start("control")
         draft, plan = NO_DRAFT, UNPROFITABLE
@@ -316,7 +316,7 @@ class Speculation:
                     plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
                 )
                 if not every_row:
-                    self.continuation = self._drafting(plan, request, room, outputs)
+                    self.continuation = self._drafting(plan, request, room, outputs, tokens)
                 if self.continuation is None:
                     draft = self._draft(plan.drafter, request)
                 else:
@@ -325,14 +325,14 @@ class Speculation:
         self.idle = None if drafts else plan.reason if plan.drafter is None else "no_match"
         self._clock.start("forward")
         if not drafts:
-            self.continuation = self._plain(min(room, self._controller.plain_forwards()), outputs)
+            self.continuation = self._plain(min(room, self._controller.plain_forwards()), outputs, tokens)
         return draft
 
-    def _plain(self, most: int, outputs: Outputs) -> MultiStep | None:
+    def _plain(self, most: int, outputs: Outputs, tokens: Sequence[int]) -> MultiStep | None:
         """How the engine goes on with plain forwards, up to `most`; None where it cannot choose their tokens."""
         forwards = min(most, _forwards_at_once(outputs))
         vocab_size = outputs.logits.shape[1]
-        return self._sampler.continuation(forwards, self._stop_ids, vocab_size) if forwards > 1 else None
+        return self._sampler.continuation(forwards, self._stop_ids, vocab_size, tokens) if forwards > 1 else None
 
     def take(self, emitted: Sequence[int], verdicts: Sequence[DraftVerdict]) -> None:
         """Note the tokens of a round, for the reports, and the verdicts on drafts that the engine made."""
@@ -369,7 +369,9 @@ class Speculation:
         constraint = self._sampler.constraint
         return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
-    def _drafting(self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs) -> MultiStep | None:
+    def _drafting(
+        self, plan: RoundPlan, request: DraftRequest, room: int, outputs: Outputs, tokens: Sequence[int]
+    ) -> MultiStep | None:
         """How the engine drafts and verifies with the planned drafter by itself; None where it cannot.
 
         Args:
@@ -383,10 +385,12 @@ class Speculation:
         widths, hidden = drafter.widths(request)
         count = sum(widths)
         rounds = min(plan.rounds[count - 1], at_once, room // (1 + count)) if 0 < count <= len(plan.rounds) else 0
-        if not rounds or (drafting := self._sampler.drafting(step, widths, hidden)) is None:
+        if not rounds:
             return None
-        continuation = self._sampler.continuation(rounds, self._stop_ids, outputs.logits.shape[1])
-        return None if continuation is None else replace(continuation, drafting=drafting)
+        continuation = self._sampler.continuation(rounds, self._stop_ids, outputs.logits.shape[1], tokens)
+        if continuation is None or (drafting := self._sampler.drafting(step, widths, hidden)) is None:
+            return None
+        return replace(continuation, drafting=drafting)
 
     def _draft(self, drafter: Drafter, request: DraftRequest) -> Draft:
         """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""

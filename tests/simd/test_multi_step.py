@@ -30,11 +30,16 @@ OPTIONS = {
     "filtered": SamplingOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=2),
     "hot": SamplingOptions(temperature=3.0, seed=4),  # the noise decides, so drafter and target agree
     "biased": SamplingOptions(temperature=0.7, logit_bias={3: 4.0, 5: -50.0}, seed=3),
-}
+    "repetition": SamplingOptions(temperature=0.0, repetition_penalty=1.3),
+    "penalties": SamplingOptions(
+        temperature=0.7, logit_bias={3: 9.0, 5: -50.0}, repetition_penalty=1.2, presence_penalty=0.3,
+        frequency_penalty=0.7, seed=3,
+    ),
+}  # fmt: skip
 
 
 def continued(session: SimdSession, token: int, most: int, sampler: Sampler, ends: frozenset[int]) -> Outputs:
-    continuation = sampler.continuation(most, ends, VOCAB)
+    continuation = sampler.continuation(most, ends, VOCAB, [*session.tokens, token])
     assert continuation is not None
     return session.engine.forward([Rows(session, TokenTree.chain([token]), [0], continuation=continuation)])[0]
 
@@ -52,7 +57,10 @@ def one_by_one(
     return found
 
 
-@pytest.mark.parametrize(("length", "name"), [(1, "greedy"), (60, "sampled"), (130, "filtered"), (130, "biased")])
+@pytest.mark.parametrize(
+    ("length", "name"),
+    [(1, "greedy"), (60, "sampled"), (130, "filtered"), (130, "biased"), (60, "repetition"), (60, "penalties")],
+)
 def test_rows_and_caches(pair: tuple[SimdEngine, SimdEngine], length: int, name: str) -> None:
     """With full and sliding caches, which a continuation crosses the end of, on one and on several threads."""
     options = OPTIONS[name]
@@ -61,7 +69,7 @@ def test_rows_and_caches(pair: tuple[SimdEngine, SimdEngine], length: int, name:
     plain, together = (engine.open_session() for engine in pair)
     extend(plain, ids)
     extend(together, ids)
-    sampler, context = Sampler(options), list(ids)
+    sampler, context = Sampler(options, begins=length), list(ids)
     for most in (2, 8, 1, 16):
         token = int(rng.integers(VOCAB))
         expected = one_by_one(plain, token, most, sampler, context)
@@ -117,7 +125,7 @@ def test_rows_without_a_choice_end_it(engine: SimdEngine) -> None:
 
 def test_other_rows_are_not_continued(bundle: Bundle, engine: SimdEngine) -> None:
     """Several rows, several sequences, and layers that attend by codes of the keys."""
-    continuation = Sampler(OPTIONS["greedy"]).continuation(8, frozenset(), VOCAB)
+    continuation = Sampler(OPTIONS["greedy"]).continuation(8, frozenset(), VOCAB, [])
     session, other = engine.open_session(), engine.open_session()
     chain, single = TokenTree.chain([1, 2]), TokenTree.chain([1])
     assert not engine.forward([Rows(session, chain, [0, 1], continuation=continuation)])[0].chosen
@@ -148,8 +156,8 @@ def drafted_rounds(
     """Run rounds with drafts; the last of `tokens` is the newest one."""
     step = session.drafts
     assert step is not None
+    continuation = sampler.continuation(rounds, ends, VOCAB, tokens)
     drafting = sampler.drafting(step, widths, hidden)
-    continuation = sampler.continuation(rounds, ends, VOCAB)
     assert continuation is not None
     assert drafting is not None
     given = replace(continuation, drafting=drafting)
@@ -304,7 +312,7 @@ def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
     with pytest.raises(ValueError, match="a hidden state of"):
         drafted_rounds(session, [1], hidden[:-1], 1, (1,), sampler)
     looking = SimdEngine(bundle, 1, lookup=LOOKUP)
-    step, continuation = engine.open_session().drafts, sampler.continuation(1, frozenset(), VOCAB)
+    step, continuation = engine.open_session().drafts, sampler.continuation(1, frozenset(), VOCAB, [1])
     assert step is not None
     assert continuation is not None
     given = replace(continuation, drafting=sampler.drafting(step, (1,), hidden))
@@ -313,8 +321,13 @@ def test_drafts_that_do_not_fit(bundle: Bundle, engine: SimdEngine) -> None:
     looking.close()
 
 
+@pytest.mark.parametrize(
+    "penalties", [{}, {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_replies_with_drafts(bundle: Bundle, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_with_drafts(
+    bundle: Bundle, temperature: float, penalties: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every round is planned with a draft, whatever it costs."""
 
     def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
@@ -324,7 +337,7 @@ def test_replies_with_drafts(bundle: Bundle, temperature: float, monkeypatch: py
     monkeypatch.setattr(Controller, "plan", plan)
     monkeypatch.setattr(loop, "AT_ONCE_S", 1e9)
     with ondevice.load(bundle.path, threads=2) as model:
-        given: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_new_tokens": 90}
+        given: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_new_tokens": 90, **penalties}
         plain = model.generate([1, 2, 3], drafter="none", **given)
         calls: list[Any] = []
         forward = model.engine.forward
@@ -345,15 +358,13 @@ def test_replies_with_drafts(bundle: Bundle, temperature: float, monkeypatch: py
 @pytest.mark.parametrize(
     "sampler",
     [
-        Sampler(SamplingOptions(repetition_penalty=1.1)),
-        Sampler(SamplingOptions(frequency_penalty=0.5)),
         Sampler(SamplingOptions(), [lambda logits, _: logits]),
         Sampler(SamplingOptions(), suppressed=[VOCAB]),
     ],
-    ids=["repetition", "frequency", "processor", "beyond the vocabulary"],
+    ids=["processor", "beyond the vocabulary"],
 )
 def test_choices_that_take_python(sampler: Sampler) -> None:
-    assert sampler.continuation(8, frozenset(), VOCAB) is None
+    assert sampler.continuation(8, frozenset(), VOCAB, []) is None
 
 
 def test_the_rows_of_other_sequences_do_not_include_those_that_followed(engine: SimdEngine) -> None:

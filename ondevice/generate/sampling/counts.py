@@ -35,6 +35,11 @@ class Counts:
         """int32[C]: the number of each of these tokens, int64[C]."""
         return self._numbers[np.minimum(tokens, len(self._numbers) - 1)]
 
+    def write(self, numbers: NDArray[np.int32]) -> None:
+        """Write the number of every token of a vocabulary, int32[V]."""
+        known = min(len(self._numbers) - 1, len(numbers))
+        numbers[:known], numbers[known:] = self._numbers[:known], 0
+
     def restart(self, text: Sequence[int]) -> None:
         """Count another text."""
         tokens, numbers = np.unique(np.asarray(text, np.int64), return_counts=True)

@@ -11,13 +11,14 @@ from sys import float_info
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling.filters import DIGITS, filtered
 from ondevice.generate.sampling.gumbel import IN_ORDER, Key, gumbel_argmax, gumbel_argmax_all, id_at, insert
 from ondevice.generate.sampling.peaks import BLOCK, count_peaks, find_peaks, peak_of
-from ondevice.native.functions import entry
+from ondevice.native.functions import entry, kernel
 
 MAX_TOP_K = 2**31
 """Larger values of top-k are cut to this: no vocabulary is larger."""
@@ -49,6 +50,23 @@ class NextToken(NamedTuple):
     record: Int64Array
     tokens: IndexArray
     held: object
+
+
+class Penalties(NamedTuple):
+    """Penalties, and the text that they read, for `next_token`.
+
+    seen, generated : int32[V], the number of each token in the whole text, and in what was generated of it
+    repetition, presence, frequency : as in `SamplingOptions`
+    """
+
+    seen: NDArray[np.int32]
+    generated: NDArray[np.int32]
+    repetition: float
+    presence: float
+    frequency: float
+
+
+_NO_PENALTIES = Penalties(np.zeros(1, np.int32), np.zeros(1, np.int32), 1.0, 0.0, 0.0)
 
 
 class RowDraw:
@@ -114,7 +132,9 @@ class RowDraw:
         token_ids: IndexArray | None,
         most: int,
         ends: Iterable[int] = (),
+        *,
         biases: tuple[Int64Array, Float32Array] | None = None,
+        penalties: Penalties | None = None,
     ) -> NextToken:
         """The arguments of `next_token`, whose position is still to be written.
 
@@ -123,15 +143,18 @@ class RowDraw:
             token_ids, most: as for `best`.
             ends: tokens that end a reply.
             biases: int64[b], each below m, and float32[b], what is added to their scores; None for none.
+            penalties: None for none. Tokens that are chosen of the whole vocabulary are counted, guesses are not.
         """
         ids = IN_ORDER if token_ids is None else token_ids
-        last, changed = np.array([*ends] or [-1], np.int64), np.zeros(len(scores) if biases else 1, np.float32)
+        changes, counts = biases or penalties, 0 if penalties is None else 1 if token_ids is not None else 2
+        last, changed = np.array([*ends] or [-1], np.int64), np.zeros(len(scores) if changes else 1, np.float32)
         biased, added = biases or (np.full(1, -1), np.zeros(1, np.float32))
         tokens, values, scratch = np.zeros(most, np.intp), np.zeros(most), self._scratch(len(scores))
         record = next_token.record(
-            scores, 0, ids, last, biased, added, changed, *self._options, self._key, tokens, values, *scratch
+            scores, 0, ids, last, biased, added, changed, *(penalties or _NO_PENALTIES), counts, *self._options,
+            self._key, tokens, values, *scratch,
         )  # fmt: skip
-        return NextToken(record, tokens, (scores, ids, last, biased, added, changed, values, scratch))
+        return NextToken(record, tokens, (scores, ids, last, biased, added, changed, penalties, values, scratch))
 
     def _scratch(self, m: int) -> RowScratch:
         """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""
@@ -208,13 +231,15 @@ def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, 
 
 @entry(
     "tokens",
-    "f32[] i64 i64[] i64[] i64[] f32[] f32[] f64 i64 f64 f64 u64[] i64[] f64[] f32[,] f64[] f64[] i64[,]",
+    "f32[] i64 i64[] i64[] i64[] f32[] f32[] i32[] i32[] f64 f64 f64 i64 f64 i64 f64 f64 u64[] i64[] f64[] f32[,] "
+    "f64[] f64[] i64[,]",
     by_record=True,
 )
 def next_token(  # noqa: PLR0917
     scores: Float32Array, position: int, token_ids: IndexArray, ends: Int64Array, biased: Int64Array,
-    biases: Float32Array, changed: Float32Array, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
+    biases: Float32Array, changed: Float32Array, seen: NDArray[np.int32], generated: NDArray[np.int32],
+    repetition: float, presence: float, frequency: float, counts: int, temperature: float, k: int, top_p: float,
+    min_p: float, key: Key, tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
     digit_mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """The token that is drawn from a row, the likeliest at temperature 0; -1 where it is one of `ends`, or where none
@@ -223,16 +248,21 @@ def next_token(  # noqa: PLR0917
     ends : int64[e], tokens that end a reply; -1 for none, as no array is empty
     biased, biases : int64[b] and float32[b], tokens below m, and what is added to their scores; -1 for none
     changed : float32[m], scratch
+    seen, generated, repetition, presence, frequency : as in `Penalties`
+    counts : 0 without penalties; 2 if the token that is returned is counted, else 1
     temperature : 0 takes the likeliest token; the key and what follows `values` are not read then
     the others : as for `draw_row`
     """
     row = scores
-    if biased[0] >= 0:
+    if biased[0] >= 0 or counts > 0:
         row = changed[: len(scores)]
         for at in range(len(scores)):
             row[at] = scores[at]
-        for at in range(len(biased)):
-            row[biased[at]] += biases[at]
+        if biased[0] >= 0:
+            for at in range(len(biased)):
+                row[biased[at]] += biases[at]
+        if counts > 0:
+            penalise(row, token_ids, seen, generated, np.float32(repetition), presence, frequency)
     if temperature == 0.0:
         found = argmax_row(row, token_ids, tokens, values)
     else:
@@ -245,4 +275,21 @@ def next_token(  # noqa: PLR0917
     for at in range(len(ends)):
         if tokens[0] == ends[at]:
             return -1
+    if counts == 2:
+        seen[tokens[0]] += np.int32(1)
+        generated[tokens[0]] += np.int32(1)
     return int(tokens[0])
+
+
+@kernel
+def penalise(  # noqa: PLR0917
+    row: Float32Array, token_ids: IndexArray, seen: NDArray[np.int32], generated: NDArray[np.int32],
+    repetition: np.float32, presence: float, frequency: float,
+) -> None:  # fmt: skip
+    """`Adjustments.row` after its biases, and `Adjustments.some`, in place: the same operations, so the same bits."""
+    for at in range(len(row)):
+        token = id_at(token_ids, at)
+        if seen[token] > 0 and repetition != np.float32(1.0):
+            row[at] = row[at] * repetition if row[at] < np.float32(0.0) else row[at] / repetition
+        if generated[token] > 0:
+            row[at] -= np.float32(presence + frequency * float(generated[token]))

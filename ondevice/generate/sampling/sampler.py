@@ -21,7 +21,7 @@ from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptio
 from ondevice.generate.sampling.counts import TextCounts
 from ondevice.generate.sampling.gumbel import Key, key_of
 from ondevice.generate.sampling.masks import ConstraintMasks
-from ondevice.generate.sampling.row_draw import NextToken, RowDraw, next_token
+from ondevice.generate.sampling.row_draw import NextToken, Penalties, RowDraw, next_token
 from ondevice.generate.stats import TokenLogprob
 
 GUESSES = 3
@@ -126,38 +126,48 @@ class Sampler:
             raise nothing_to_choose(logits)
         return int(tokens[0])
 
-    def continuation(self, most: int, ends: frozenset[int], vocab_size: int) -> MultiStep | None:
+    def continuation(
+        self, most: int, ends: frozenset[int], vocab_size: int, context: Sequence[int]
+    ) -> MultiStep | None:
         """How an engine chooses tokens as `choose` does, until it would choose one of `ends`; None where that takes
-        Python: with processors, a constraint, or penalties.
+        Python: with processors or a constraint.
 
         Args:
             most: most forwards.
             ends: tokens that end the reply.
             vocab_size: V of the rows of logits.
+            context: every token up to the newest one, which penalties read.
         """
-        if self.processors or self._masks is not None or self._adjustments.read_context:
+        if self.processors or self._masks is not None:
             return None
+        penalties = self._adjustments.penalties(vocab_size, context)
         if self._choice is None:
             biased, biases = self._adjustments.biases
             if len(biased) and not 0 <= biased[0] <= biased[-1] < vocab_size:
                 return None
             row = np.zeros(vocab_size, np.float32)
-            self._choice = self._row_draw.record(row, None, 1, ends, (biased, biases) if len(biased) else None)
+            changes = (biased, biases) if len(biased) else None
+            self._choice = self._row_draw.record(row, None, 1, ends, biases=changes, penalties=penalties)
         return MultiStep(most, next_token.address, self._choice.record, self._choice)
 
     def drafting(self, step: DraftStep, widths: Sequence[int], hidden: Float32Array) -> EngineDrafts | None:
-        """How an engine guesses as `guess` does, for a `continuation`; None where that takes Python: where
-        `continuation` is None too, and with biases for candidates that each step chooses anew.
+        """How an engine guesses as `guess` does, for the last `continuation`; None where that takes Python: where
+        `continuation` is None too, and with biases for candidates that each step chooses anew. Penalties of the guesses
+        of a draft do not count the guesses before them.
 
         Args:
             step: the arrays in which a draft step leaves its results.
             widths, hidden: see `EngineDrafts`; no width exceeds GUESSES.
         """
-        if self.reads_text or self.processors or (self._adjustments and step.candidates.flags.writeable):
+        adjust, is_list = self._adjustments, not step.candidates.flags.writeable
+        if self._masks is not None or self.processors or not (is_list or not len(adjust.biases[0])):
             return None
         if self._guesses is None or self._guesses[0] is not step:
-            biases = self._adjustments.among(step.candidates)
-            self._guesses = step, self._row_draw.record(step.logits, step.candidates, GUESSES, biases=biases)
+            biases = adjust.among(step.candidates) if is_list else None
+            record = self._row_draw.record(
+                step.logits, step.candidates, GUESSES, biases=biases, penalties=adjust.counted
+            )
+            self._guesses = step, record
         return EngineDrafts(widths, hidden, self._guesses[1].record, self._guesses[1].tokens)
 
     def guess(
@@ -297,6 +307,8 @@ class Adjustments:
         self._repetition = np.float32(options.repetition_penalty)
         self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
         self._counts = TextCounts(begins)
+        self.counted: Penalties | None = None
+        """The last result of `penalties`."""
         self._any = bool(biases or options.repetition_penalty != 1 or self._presence or self._frequency)
 
     def __bool__(self) -> bool:
@@ -319,6 +331,18 @@ class Adjustments:
         """
         places = np.flatnonzero(np.isin(tokens, self._biased))
         return (places, _values_of(tokens[places], self._biased, self._biases)) if len(places) else None
+
+    def penalties(self, vocab_size: int, context: Sequence[int]) -> Penalties | None:
+        """The penalties with the numbers of a text's tokens, in the same arrays for every call; None without any."""
+        if not self.read_context:
+            return None
+        if self.counted is None:
+            numbers = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.int32)
+            self.counted = Penalties(*numbers, float(self._repetition), self._presence, self._frequency)
+        self._counts.read(context, ())
+        self._counts.seen.write(self.counted.seen)
+        self._counts.generated.write(self.counted.generated)
+        return self.counted
 
     def row(self, logits: Float32Array, context: Sequence[int], path: Sequence[int] = ()) -> Float32Array:
         """A changed copy of a row of the whole vocabulary, float32[V], that follows `context` and then `path`."""
