@@ -29,7 +29,7 @@ CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_sch
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 7, "top_k": 20},
-    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "ignore_eos": True},
 ]
 WAY_NAMES = ("greedy", "sampled", "penalty")
 
