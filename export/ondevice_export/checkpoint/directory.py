@@ -222,7 +222,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
         stride = entry.nbytes // entry.rows
         data = file.read(entry, part.start * stride, (part.stop - part.start) * stride)
         rows = to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
-        return rows if part.factor == 1 else rows * np.float32(part.factor)
+        return part.scaled(rows)
 
 
 def joined(rows: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
+from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import MAX_EXPERTS
 from ondevice.errors import CheckpointError
 
@@ -58,6 +61,10 @@ class RowRange(Generic[File, Place]):
     stop: int
     factor: float = 1.0
 
+    def scaled(self, rows: Float32Array) -> Float32Array:
+        """The rows as they are in the file, times the factor."""
+        return rows if self.factor == 1 else rows * np.float32(self.factor)
+
 
 @dataclass(frozen=True)
 class Stack(Generic[File, Place]):
@@ -77,7 +84,11 @@ class Stack(Generic[File, Place]):
 
     def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
         """A matrix of some of the rows."""
-        parts = [replace(part, factor=each.factor) for each in taken for part in self.between(each.start, each.stop)]
+        parts = [
+            replace(part, factor=part.factor * each.factor)
+            for each in taken
+            for part in self.between(each.start, each.stop)
+        ]
         return Stack((sum(each.stop - each.start for each in taken), self.shape[-1]), tuple(parts))
 
 

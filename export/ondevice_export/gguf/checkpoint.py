@@ -156,8 +156,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return joined([self._rows(name, part) for part in self._find(name).between(start, stop)])
 
     def _rows(self, name: str, part: RowRange[GgufFile, GgufTensor]) -> Float32Array:
-        rows = to_float32(self._raw_rows(name, part), part.place.kind)
-        return rows if part.factor == 1 else rows * np.float32(part.factor)
+        return part.scaled(to_float32(self._raw_rows(name, part), part.place.kind))
 
     def picked_rows(self, name: str, indices: NDArray[np.int64]) -> Float32Array:
         picked = [self.rows(name, int(index), int(index) + 1) for index in indices]

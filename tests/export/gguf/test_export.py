@@ -139,6 +139,16 @@ def test_types_without_a_format_become_int8(llama: tuple[Path, Any], tmp_path: P
     assert np.square(weights - expected).sum() < 1e-4 * np.square(expected).sum()
 
 
+def _logits(model: Any, bundle: Bundle, engine: EngineName) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of a text: transformers', and those of a bundle."""
+    ids = list(range(5, 45))
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with closing(open_engine(engine, bundle, 1)) as opened:
+        rows = Rows(opened.open_session(), TokenTree.chain(ids), range(len(ids)))
+        return expected, opened.forward([rows])[0].logits.copy()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
 def test_both_engines_run_it_with_its_tokenizer(
@@ -194,16 +204,11 @@ def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: N
         tensor = _stored(bundle, f"layers.0.self_attn.{name}.weight")[0]
         forms[name] = (tensor.format, tensor.minimums is not None)
     assert forms == {"q_proj": ("int4", True), "k_proj": ("int8", False), "v_proj": ("int8", False)}
-    ids = list(range(5, 45))
     with GgufCheckpoint(path) as file:
         weights = {name: torch.tensor(file.read(name)) for name in file.names}
     model.load_state_dict(weights, strict=False)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    with closing(open_engine(engine, bundle, 1)) as opened:
-        session = opened.open_session()
-        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
-        np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
+    expected, own = _logits(model, bundle, engine)
+    np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -233,14 +238,9 @@ def test_experts_of_quantised_files(tmp_path: Path, of_up: Kind, engine: EngineN
     close = {"atol": 0.01} if of_up is Kind.Q8_0 else {"rtol": 0}
     np.testing.assert_allclose(found, expected, **close)
     model.load_state_dict({name: torch.tensor(values) for name, values in weights.items()}, strict=False)
-    ids = list(range(5, 45))
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].numpy()
-    with closing(open_engine(engine, bundle, 1)) as opened:
-        session = opened.open_session()
-        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
-        near = np.abs(outputs.logits - logits).max(-1) < 0.06 * np.abs(logits).max()
-        assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
+    logits, own = _logits(model, bundle, engine)
+    near = np.abs(own - logits).max(-1) < 0.06 * np.abs(logits).max()
+    assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -270,13 +270,8 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     np.testing.assert_array_equal(found[32:44], joined[32:44])
     np.testing.assert_allclose(found[44:48], joined[56:60] / squared, atol=1e-3)
     np.testing.assert_array_equal(found[48:60], joined[44:56])
-    ids = list(range(5, 45))
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    with closing(open_engine(engine, bundle, 1)) as opened:
-        session = opened.open_session()
-        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
-        np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
+    expected, own = _logits(model, bundle, engine)
+    np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
