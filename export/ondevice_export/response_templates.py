@@ -130,7 +130,42 @@ _DEEPSEEK_R1: dict[str, Any] = {
 }
 """DeepSeek R1 and the Qwen and Llama models that learnt from it. Their templates declare no tools."""
 
+_BEHIND_A_MESSAGE = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|endoftext|>"]
+
+_HARMONY: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|start|>assistant",
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": r"analysis[\s\w/<\|constrain\|>-]*<\|message\|>",
+            "close": _BEHIND_A_MESSAGE,
+            "repeats": True,
+            "join": "\n\n",
+            "content": "text",
+        },
+        "tool_calls": {
+            "open_pattern": r" to=(?:functions\.|)(?P<name>[\w.-]+)"
+            r"[\s\w/<\|channel\|><\|constrain\|>-]*<\|message\|>",
+            "close": _BEHIND_A_MESSAGE,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {
+            "open": "<|message|>",
+            "close": _BEHIND_A_MESSAGE,
+            "repeats": True,
+            "join": "\n\n",
+            "content": "text",
+        },
+    },
+}
+"""gpt-oss, whose replies are several messages, each with a header up to `<|message|>`: `<|channel|>analysis`, with
+thoughts; with a recipient, ` to=functions.NAME` before or behind the channel, a call; any other, text for the user.
+"""
+
 TEMPLATES = (
+    Known(("<|start|>", "<|channel|>", "<|message|>", "<|call|>"), _HARMONY),
     Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),

@@ -107,7 +107,7 @@ def special_tokens(source: Path) -> dict[str, str | None]:
     return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}
 
 
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 """Tokens that end a turn of a chat in the templates of published models."""
 
 

@@ -2,7 +2,7 @@
 
 Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, Llama 3 nothing
 but a JSON object. Mistral writes a list of such objects behind a control token, and its models since 2025 the name and
-the arguments of each call behind one of their own.
+the arguments of each call behind one of their own. gpt-oss writes one call as a message of its own, which ends a reply.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ondevice.grammar.response_format import SPACING, lenient, quoted
 _QWEN = "<tool_call>", "</tool_call>"
 _MISTRAL, _ARGUMENTS = ("[INST]", "[TOOL_CALLS]"), "[ARGS]"
 _LLAMA = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
+_HARMONY = "<|channel|>", "<|constrain|>", "<|message|>"
 
 
 class CallForm(NamedTuple):
@@ -57,15 +58,20 @@ def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]
         )
     if control_ids.keys() >= set(_LLAMA):
         return CallForm(_json_calls(tools, "parameters", "", ""), "call", "")
-    if control_ids.keys() >= {*_MISTRAL, _ARGUMENTS}:
-        opening, arguments = (f"<[{control_ids[text]}]>" for text in (_MISTRAL[1], _ARGUMENTS))
-        named = [f"{opening} {quoted(name)} {arguments} {held}" for name, held in _arguments(tools)]
-        return CallForm(" | ".join(named), "call+", "")
     if control_ids.keys() >= set(_MISTRAL):
-        opening = f'<[{control_ids[_MISTRAL[1]]}]> " "? "["'
-        listed = f"listed: {_json_calls(tools, 'arguments', '', '')}"
-        return CallForm(f'{opening} listed "]"', f'{opening} listed (", " listed)* "]"', listed)
-    return None
+        return _mistral(control_ids, tools)
+    if not control_ids.keys() >= set(_HARMONY):
+        return None
+    return CallForm(_messages(tools, *(f"<[{control_ids[text]}]>" for text in _HARMONY)), "call", "")
+
+
+def _mistral(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening = f"<[{control_ids[_MISTRAL[1]]}]>"
+    if _ARGUMENTS in control_ids:
+        calls = [f"{opening} {quoted(name)} <[{control_ids[_ARGUMENTS]}]> {held}" for name, held in _arguments(tools)]
+        return CallForm(" | ".join(calls), "call+", "")
+    begun, listed = f'{opening} " "? "["', f"listed: {_json_calls(tools, 'arguments', '', '')}"
+    return CallForm(f'{begun} listed "]"', f'{begun} listed (", " listed)* "]"', listed)
 
 
 def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after: str) -> str:
@@ -75,6 +81,18 @@ def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after
         opening = f'"name": {json.dumps(name)}, "{key}": '
         # apart from its first character, which an answer in JSON begins with too: the lexer reads the longest text
         calls.append(f'({before} "{{" {quoted(opening)} {arguments} "}}" {after})')
+    return " | ".join(calls)
+
+
+def _messages(tools: Iterable[Mapping[str, Any]], channel: str, constrain: str, message: str) -> str:
+    """Calls as gpt-oss writes them, behind `<|start|>assistant`: the function's name before or behind the channel, as
+    its own template writes it, and as the models do.
+    """
+    calls = []
+    for name, held in _arguments(tools):
+        to = f" to=functions.{name}"
+        before, behind = f'{quoted(to)} {channel} "commentary "', f"{channel} {quoted(f'commentary{to} ')}"
+        calls.append(f'({before} | {behind}) ({constrain} "json" | "json") {message} {held}')
     return " | ".join(calls)
 
 

@@ -15,7 +15,7 @@ from ondevice.generate.request import TokenMask
 from ondevice.grammar.call_forms import call_opening
 from ondevice.grammar.complaints import UNREADABLE, complaint, said
 from ondevice.grammar.limits import library_limits
-from ondevice.grammar.reply_grammar import Thoughts, reply_grammar
+from ondevice.grammar.reply_grammar import Parts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
 from ondevice.grammar.vocabulary import GrammarVocabulary
 from ondevice.text.tokenizer import Tokenizer
@@ -47,12 +47,17 @@ class Compiler:
         self._closed = False
 
     def constraint(
-        self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int], begun: str = ""
+        self,
+        answer: Grammar | None,
+        choice: ToolChoice,
+        thinks: bool | None,
+        prompt_ids: Sequence[int],
+        begun: str = "",
     ) -> Matcher | None:
         """The constraint of a reply; None if there is none.
 
         Args:
-            thinking: whether the reply may begin with thoughts.
+            thinks: whether the reply may begin with thoughts; None as for `Parts.of`.
             begun: the part of the answer that the prompt ends with.
 
         Raises:
@@ -62,8 +67,8 @@ class Compiler:
                 token.
             MissingDependencyError: llguidance is not installed.
         """
-        thoughts = Thoughts.of(self._control_ids, prompt_ids, thinking)
-        grammar = reply_grammar(answer, choice, thoughts, self._control_ids, self._end_ids)
+        parts = Parts.of(self._control_ids, self._end_ids, prompt_ids, thinks)
+        grammar = reply_grammar(answer, choice, parts, self._control_ids, self._end_ids)
         if grammar is None:
             return None
         if self._vocabulary is None:

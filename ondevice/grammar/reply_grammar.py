@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ondevice.errors import GrammarError, UsageError
 from ondevice.grammar.call_forms import call_form, call_opening
@@ -12,44 +14,91 @@ from ondevice.grammar.limits import check_tools
 from ondevice.grammar.response_format import Grammar, ToolChoice, quoted
 from ondevice.text.messages import plain_tools
 
-_MARKS = (("<|channel>", "<channel|>", ""), ("<think>", "</think>", "\n\n"), ("[THINK]", "[/THINK]", ""))
-"""Control tokens around thoughts, of Gemma 4, Qwen3 and Magistral, and the text between a thought and the answer."""
+
+class Marks(NamedTuple):
+    """Control tokens and text around the thoughts and the answer of a reply.
+
+    opening, closing : around a thought; the closing is one control token
+    after : between a thought and what follows it
+    answer : before an answer. A reply with it is a list of messages: thoughts, remarks, and an answer or a call
+    remark : before a remark to the user
+    """
+
+    opening: str
+    closing: str
+    after: str = ""
+    answer: str = ""
+    remark: str = ""
+
+
+_MARKS = (
+    Marks("<|channel>", "<channel|>"),
+    Marks("<think>", "</think>", "\n\n"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks(
+        "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
+        "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
+    ),
+)  # fmt: skip
+"""Marks of Gemma 4, Qwen3, Magistral and gpt-oss."""
+
+_CONTROL = re.compile(r"(<\|?/?\w+\|?>|\[/?\w+\])")
+"""A control token in marks."""
 
 CALLING = ("auto", "required", "one")
 
 
 @dataclass(frozen=True)
-class Thoughts:
-    """Tokens of a thought before the answer.
+class Parts:
+    """Parts of a reply before its calls and its answer, as expressions of Lark.
 
     Attributes:
-        opening: token id that begins a thought.
-        closing: token id that ends it.
-        begun: whether the prompt ends inside a thought.
-        after: text between a thought and the answer.
+        thoughts: thoughts; empty if the reply has none.
+        answer: the beginning of an answer; empty if it has none.
+        remarks: thoughts and remarks to the user; empty if a reply is no list of messages.
+        text: any text of an answer; likewise.
     """
 
-    opening: int
-    closing: int
-    begun: bool
-    after: str = ""
+    thoughts: str = ""
+    answer: str = ""
+    remarks: str = ""
+    text: str = ""
 
     @classmethod
-    def of(cls, control_ids: Mapping[str, int], prompt_ids: Sequence[int], wanted: bool) -> Thoughts | None:
-        """None if the reply has no thought, or the model has no tokens for it."""
-        known = next((marks for marks in _MARKS if control_ids.keys() >= set(marks[:2])), None)
-        if known is None:
-            return None
-        opening, closing = (control_ids[text] for text in known[:2])
-        last = next((token for token in reversed(prompt_ids) if token in (opening, closing)), None)
-        begun = last == opening
-        return cls(opening, closing, begun, known[2]) if wanted or begun else None
+    def of(
+        cls, control_ids: Mapping[str, int], end_ids: Iterable[int], prompt_ids: Sequence[int], thinks: bool | None
+    ) -> Parts:
+        """
+        Args:
+            end_ids: tokens that end a reply.
+            thinks: whether the reply may begin with thoughts. None: only a reply of messages may, whose model has no
+                other way.
+        """
+        marks = next((each for each in _MARKS if control_ids.keys() >= set(_CONTROL.findall("".join(each)))), None)
+        if marks is None:
+            return cls()
+        opening, after, answer, remark = (
+            _lark(text, control_ids) for text in (marks.opening, marks.after, marks.answer, marks.remark)
+        )
+        closing = control_ids[marks.closing]
+        ends = [control_ids[text] for text in _CONTROL.findall(marks.closing + marks.after + marks.answer)]
+        text = f"<[^{_ids(*ends, *end_ids)}]>*"
+        rest = f"{text} <[{closing}]> {after}"
+        known = {*ends, *(control_ids[text] for text in _CONTROL.findall(marks.opening))}
+        last = next((token for token in reversed(prompt_ids) if token in known), None)
+        if not marks.answer:
+            begun = last not in (None, closing)
+            return cls(rest if begun else f"({opening} {rest})?" if thinks else "")
+        if last != control_ids[_CONTROL.findall(marks.after)[0]]:
+            return cls()  # the prompt opens no message, or ends inside of one
+        thoughts = "" if thinks is False else f"({opening} {rest})*"
+        return cls(thoughts, answer, f"(({opening} | {remark}) {rest})*", text)
 
 
 def reply_grammar(
     answer: Grammar | None,
     choice: ToolChoice,
-    thoughts: Thoughts | None,
+    parts: Parts,
     control_ids: Mapping[str, int],
     end_ids: Iterable[int],
 ) -> str | None:
@@ -57,6 +106,7 @@ def reply_grammar(
 
     Args:
         answer: grammar of the answer; ignored if the reply must be calls.
+        parts: what comes before calls and the answer.
         control_ids: ids of the tokenizer's control tokens by their text.
         end_ids: tokens that end a reply.
 
@@ -68,9 +118,14 @@ def reply_grammar(
         choice = replace(choice, kind="auto")  # a form of the answer does not keep the model from calling
     calling = choice.kind in CALLING
     answer = None if choice.kind in ("required", "one") else answer
-    if not calling and answer is None:
+    # in a list of messages an answer is told from a call by its beginning, not by a token
+    any_answer = bool(parts.text and choice.tools) and answer is None and choice.kind in ("auto", "none")
+    if not calling and answer is None and not any_answer:
         return None
-    said, rules = "answer", [] if answer is None else ["answer: @answer"]
+    before = parts.remarks if any_answer else parts.thoughts
+    said, rules = "answer", []
+    if answer is not None or any_answer:
+        rules += [f"answer: {parts.answer} {parts.text if any_answer else '@answer'}"]
     if calling:
         check_tools(choice.tools)
         try:
@@ -80,20 +135,16 @@ def reply_grammar(
         if form is None:
             raise UsageError(
                 "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "
-                "Qwen, Llama 3 or Mistral does: this tokenizer has none of their control tokens"
+                "Qwen, Llama 3 or Mistral does, or gpt-oss: this tokenizer has none of their control tokens"
             )
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]
-        if choice.kind == "auto" and answer is None:
+        if choice.kind == "auto" and answer is None and not any_answer:
             if opening is None:
                 return None  # nothing tells a call from other text
             rules += [f"free: <[^{_ids(opening, *end_ids)}]>"]
-            said, thoughts = f"(free | {form.several})*", None  # thoughts are free as well
-    if thoughts is not None:
-        after = quoted(thoughts.after) if thoughts.after else ""
-        rules += [f"thought: <[^{_ids(thoughts.closing, *end_ids)}]>* <[{thoughts.closing}]> {after}"]
-        said = f"thought ({said})" if thoughts.begun else f"(<[{thoughts.opening}]> thought)? ({said})"
-    grammars: list[Grammar] = [{"lark_grammar": "\n".join([f"start: {said}", *rules])}]
+            said, before = f"(free | {form.several})*", ""  # thoughts are free as well
+    grammars: list[Grammar] = [{"lark_grammar": "\n".join([f"start: {before} ({said})", *rules])}]
     if answer is not None:
         grammars.append({"name": "answer", **answer})
     try:
@@ -102,6 +153,12 @@ def reply_grammar(
     except UnicodeEncodeError as error:
         raise GrammarError("the grammar holds half a surrogate pair, which is not text") from error
     return written
+
+
+def _lark(text: str, control_ids: Mapping[str, int]) -> str:
+    """A text with control tokens as an expression of Lark."""
+    pieces = [piece for piece in _CONTROL.split(text) if piece]
+    return " ".join(f"<[{control_ids[each]}]>" if _CONTROL.fullmatch(each) else quoted(each) for each in pieces)
 
 
 def _ids(*token_ids: int) -> str:

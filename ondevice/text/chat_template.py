@@ -6,19 +6,23 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
-from ondevice.text.messages import ROLES, Message
+from ondevice.text.messages import EFFORT, READ_THOUGHTS, ROLES, THINKING, Message
 
 PART = {"type": "text", "text": "xyz"}
 PRINTED = (repr(PART), json.dumps(PART))
 """A message's part as templates print it that do not know parts."""
 
 ASKED: Message = {"role": "user", "content": "x"}
-SHORT_ID, LONG_ID = "000000000", "call_000000000000000000000000"
+SHORT_ID, NEXT_ID, LONG_ID = "000000000", "000000001", "call_000000000000000000000000"
 """Ids of calls: Mistral's templates take those of nine letters or digits only."""
+
+DECLARED = {"name": "x", "parameters": {"type": "object", "properties": {}}}
+"""A function, declared without a description."""
 
 CallStyle = tuple[str | None, Any]
 """Content and arguments of a message with a tool call and without text."""
@@ -70,11 +74,13 @@ class ChatTemplate:
             PromptError: the template refuses the messages, or exceeds a limit.
             BundleCorruptError: the template is not Jinja.
         """
+        if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and self._takes_single_calls_only:
+            messages = _with_single_calls(messages)
         understood = [self._understood(message) for message in messages]
         if any("tool_calls" in each or "tool_call_id" in each for each in messages) and self._takes_short_ids_only:
             understood = [_with_short_ids(message) for message in understood]
         # None, not undefined: templates ask `tools is not none`.
-        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        known = {"tools": None, "documents": None, **self._special_tokens, **self._understood_variables(variables)}
         render = self._compiled
         try:
             return render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
@@ -90,8 +96,24 @@ class ChatTemplate:
             message = {**message, "content": "\n".join(part["text"] for part in content)}
         return self._with_calls(message) if message.get("tool_calls") else message
 
+    def _understood_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The variables, with an effort for a template that cannot leave thoughts out, and with the descriptions of
+        functions that it cannot do without.
+        """
+        if variables.get(THINKING) is False and EFFORT in self._source and THINKING not in self._source:
+            variables = {EFFORT: "low", **variables}
+        functions = [tool["function"] for tool in variables.get("tools") or ()]
+        if any(each.get("description") is None for each in functions) and self._needs_descriptions:
+            described = [{**each, "description": each.get("description") or ""} for each in functions]
+            tools = zip(variables["tools"], described, strict=True)
+            variables = {**variables, "tools": [{**tool, "function": function} for tool, function in tools]}
+        return variables
+
     def _with_calls(self, message: Message) -> Message:
         empty, arguments = self._call_style
+        content, thoughts = message.get("content"), message.get(READ_THOUGHTS[0])
+        if thoughts and content and isinstance(content, str) and self._takes_thoughts_or_content:
+            message = {**message, "content": "", **dict.fromkeys(READ_THOUGHTS, f"{thoughts}\n\n{content}")}
         if not message.get("content"):
             message = {**message, "content": empty}
         if isinstance(arguments, str):
@@ -127,6 +149,35 @@ class ChatTemplate:
         short, long = (self._tried(_called(self._call_style, call_id)) for call_id in (SHORT_ID, LONG_ID))
         return short is not None and long is None
 
+    @cached_property
+    def _takes_single_calls_only(self) -> bool:
+        """Whether the template refuses a message with two calls, or leaves out the second: Llama's and gpt-oss's."""
+        [asked, called] = _called(self._call_style)
+        calls = called["tool_calls"]
+        further = {**calls[0], "id": NEXT_ID, "function": {**calls[0]["function"], "name": "xyz"}}
+        one, two = (self._tried([asked, {**called, "tool_calls": [*some, further]}]) for some in ((), calls))
+        return one is not None and "xyz" in one and (two is None or "xyz" not in two)
+
+    @cached_property
+    def _takes_thoughts_or_content(self) -> bool:
+        """Whether the template refuses a message with a call that has both thoughts and content, as gpt-oss's does."""
+        [asked, called] = _called(self._call_style)
+        thoughts = dict.fromkeys(READ_THOUGHTS, "x")
+        content, either, both = (
+            self._tried([asked, {**called, **more}])
+            for more in ({"content": "x"}, thoughts, {"content": "x", **thoughts})
+        )
+        return content is not None and either is not None and both is None
+
+    @cached_property
+    def _needs_descriptions(self) -> bool:
+        """Whether the template refuses a function without a description, as gpt-oss's does."""
+        without, empty = (
+            self._tried([ASKED], tools=[{"type": "function", "function": {**DECLARED, **more}}])
+            for more in ({}, {"description": ""})
+        )
+        return without is None and empty is not None
+
     def _tried_role(self, role: str, content: Any) -> str | None:
         """A rendered conversation with a message of this role."""
         message: Message = {"role": role, "content": content}
@@ -135,11 +186,11 @@ class ChatTemplate:
         before, behind = [ASKED] * (role == "assistant"), [ASKED] * (role in ("system", "developer"))
         return self._tried([*before, message, *behind])
 
-    def _tried(self, messages: Sequence[Message]) -> str | None:
+    def _tried(self, messages: Sequence[Message], tools: Any = None) -> str | None:
         """The rendered messages; None if the template refuses them."""
         render = self._compiled
         try:
-            return render(messages=messages, tools=None, documents=None, **self._special_tokens)
+            return render(messages=messages, tools=tools, documents=None, **self._special_tokens)
         except Exception:  # as above
             return None
 
@@ -178,6 +229,28 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
+
+
+def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages with one call each, and behind each call its results, which all came behind the last one."""
+    made: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results: dict[Any, list[Message]] = {}
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.setdefault(messages[at].get("tool_call_id"), []).append(messages[at])
+            at += 1
+        for call in calls:
+            made.append({**message, "tool_calls": [call]})
+            made += results.pop(str(call.get("id")), ())
+            message = {"role": "assistant", "content": ""}
+        made += chain(*results.values())
+    return made
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -37,7 +37,11 @@ replies reads as a name. Quotes, braces or control tokens would end the call in 
 OWN = ("messages", "tools", "add_generation_prompt", *SPECIAL_TOKENS, "self")
 """Variables of a template that `template_options` cannot set; `self` is Jinja's name for the template."""
 
-THINKING = "enable_thinking"
+THINKING, EFFORT = "enable_thinking", "reasoning_effort"
+"""Variables of templates: whether the model thinks, and how much."""
+
+LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""Efforts that the APIs know, and those that models were trained with."""
 
 
 def _new_id() -> str:
@@ -71,7 +75,8 @@ class ChatOptions:
     Attributes:
         tools: functions that the model may call:
             `{"type": "function", "function": {"name", "description", "parameters"}}`.
-        thinking: whether the model thinks before it answers, `enable_thinking` in templates; None: its default.
+        thinking: whether the model thinks before it answers, `enable_thinking` in templates; None: its default. A word
+            of `LEVELS`, such as "high", also says how much, where the template has a `reasoning_effort`.
         template_options: further variables of the template, such as `preserve_thinking`.
         continue_final: whether the reply continues the text of the last message, an assistant's, instead of following
             it as a message of its own.
@@ -81,7 +86,7 @@ class ChatOptions:
     """
 
     tools: Sequence[Tool] | None = None
-    thinking: bool | None = None
+    thinking: bool | str | None = None
     template_options: Mapping[str, Any] | None = None
     continue_final: bool = False
 
@@ -89,8 +94,9 @@ class ChatOptions:
         tools = self.tools
         if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
             raise UsageError(f"tools must be a list of declarations, not {shown(tools, 60)}")
-        if self.thinking is not None and not isinstance(self.thinking, bool):
-            raise UsageError(f"thinking must be True, False or None, not {shown(self.thinking)}")
+        thinking = self.thinking
+        if not (thinking is None or isinstance(thinking, bool) or (isinstance(thinking, str) and thinking in LEVELS)):
+            raise UsageError(f"thinking must be True, False, None or one of {', '.join(LEVELS)}, not {shown(thinking)}")
         if not isinstance(self.continue_final, bool):
             raise UsageError(f"continue_final must be True or False, not {shown(self.continue_final)}")
         options = self.template_options
@@ -107,14 +113,19 @@ class ChatOptions:
         return bool(self.tools or self.template_options) or self.thinking is not None or self.continue_final
 
     @property
-    def thinks(self) -> bool:
-        """Whether the reply may begin with thoughts: the template asks for them, and the answer has not begun."""
-        return bool(self.variables.get(THINKING)) and not self.continue_final
+    def thinks(self) -> bool | None:
+        """Whether the reply may begin with thoughts: the template asks for them, and the answer has not begun. None
+        where nothing is said.
+        """
+        wanted = self.variables.get(THINKING)
+        return False if self.continue_final else None if wanted is None else bool(wanted)
 
     @property
     def variables(self) -> dict[str, Any]:
         """Variables of the template, without `tools`."""
         made = dict(self.template_options or {})
+        if isinstance(self.thinking, str):
+            return {EFFORT: LEVELS[self.thinking], **made, THINKING: True}
         return made if self.thinking is None else {**made, THINKING: self.thinking}
 
 
@@ -227,7 +238,11 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
         raise PromptError(f"{place} has the role {shown(role)}: use one of {', '.join(ROLES)}")
     _check_content(message, place)
     made: dict[str, Any] = plain(message, place)
-    if made.get("tool_calls") is not None:
+    # Clients write null, or an empty list, for what a message has not; templates ask whether the field is there.
+    made = {name: value for name, value in made.items() if value is not None or name not in ("tool_calls", *THOUGHTS)}
+    if made.get("tool_calls") == []:
+        del made["tool_calls"]
+    if "tool_calls" in made:
         made["tool_calls"] = _calls(made["tool_calls"], place)
         called |= {call["id"] for call in made["tool_calls"] if isinstance(call.get("id"), str)}
     answered = made.get("tool_call_id")

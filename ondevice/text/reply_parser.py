@@ -86,14 +86,19 @@ class ReplyParser:
         """
         self._template = template
         self._ends_calls = ends_calls
-        self._field = template.rest
         self._held = ""
         """Text that may be part of a delimiter."""
         self._opening, self._groups = "", dict[str, str]()
         """Text and named groups of the delimiter that opened the current field."""
         self._body = ""
         """Text of an unfinished tool call."""
+        self._said = set[str]()
+        """Names of the fields that have text."""
+        self._before = ""
+        """Text between an earlier part of the current field and this one, which has no text yet."""
+        self._begin(template.rest)
         self._feed(begun, last=False)
+        self._part.drop()
 
     @property
     def controls(self) -> Collection[int]:
@@ -128,7 +133,7 @@ class ReplyParser:
             field, place = found
             given = given.then(self._inside(text[at : place.start()]))
             given = given.then(self._leave(place[0] if field is None else ""))
-            self._field = self._template.rest if field is None else field
+            self._begin(self._template.rest if field is None else field)
             if field is not None:
                 self._opening = place[0]
                 self._groups = {name: value for name, value in place.groupdict().items() if value}
@@ -142,6 +147,13 @@ class ReplyParser:
         if is_call or not PRIVATE.search(self._held):  # a control token in it: it is a delimiter that is cut off
             given = given.then(self._inside(self._held))
         return given.then(self._leave(""))
+
+    def _begin(self, field: Field | None) -> None:
+        """Begin a part of a reply: what a field holds, or None for text that is dropped."""
+        self._field, self._part, self._before = field, Trimmed(trims=False), ""
+        if field is not None and field.join is not None:
+            self._part = Trimmed(trims=field.strip)
+            self._before = field.join if field.name in self._said else ""
 
     def _watched(self) -> Iterator[tuple[Field | None, Delimiter]]:
         """Delimiters that count in this state, each with the field that it opens; None for the end of this field."""
@@ -170,7 +182,10 @@ class ReplyParser:
         if self._field.name == CALLS:
             self._body += text
             return Parsed()
-        text = PRIVATE.sub("", text)
+        text = self._part.feed(PRIVATE.sub("", text))
+        if text:
+            self._said.add(self._field.name)
+            text, self._before = self._before + text, ""
         return Parsed(text) if self._field.name == ANSWER else Parsed(reasoning=text)
 
     def _leave(self, closing: str) -> Parsed:
@@ -185,7 +200,33 @@ class ReplyParser:
         try:
             return Parsed(tool_calls=self._field.calls(body, self._groups))
         except (ValueError, TypeError, KeyError, AttributeError):
-            return Parsed(self._template.written(f"{self._opening}{body}{closing}"))
+            if self._template.answer is None:
+                return Parsed(self._template.written(f"{self._opening}{body}{closing}"))
+            self._begin(self._template.answer)
+            return self._inside(body)
+
+
+class Trimmed:
+    """Strips white space at both ends of a text; trailing white space is held back until more text comes."""
+
+    def __init__(self, *, trims: bool, at_start: bool = True) -> None:
+        self._trims, self._at_start = trims, at_start
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        if not self._trims:
+            return text
+        text = self._held + text
+        if self._at_start:
+            text = text.lstrip()
+            self._at_start = not text
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        return kept
+
+    def drop(self) -> None:
+        """Drop the white space that is held back."""
+        self._held = ""
 
 
 def begun_reply(template: ResponseTemplate, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str | None:
@@ -224,6 +265,7 @@ class ResponseTemplate:
     Attributes:
         fields: all fields.
         rest: the field without an opening; None if text outside of all fields is dropped.
+        answer: the field of the answer, if it has an opening; such an opening is no text, nor is that of a call.
         start: the text of a prompt that a reply follows.
         ends: the characters of the control tokens that end an answer.
         controls: the characters that stand for control tokens, by token id.
@@ -253,6 +295,7 @@ class ResponseTemplate:
         if len(rest) > 1:
             raise ValueError("more than one field has no beginning")
         self.rest = rest[0] if rest else None
+        self.answer = next((each for each in self.fields if each.name == ANSWER and each.opening is not None), None)
         closing = None if self.rest is None else self.rest.closing
         self.ends = "".join(each for each in self.controls.values() if closing is not None and closing.find(each, 0))
 
@@ -296,6 +339,7 @@ class Field:
         opening: None for the field of all text that no other field has.
         closing: None for a field that goes on to its next opening, or to the end of the reply.
         strip: whether white space at both ends is left out.
+        join: text between the parts of a field that is opened several times; None for none, and for parts as they are.
         unquoted_keys: whether keys of JSON may be bare words.
         string_marks: pairs of marks around strings of JSON, in which nothing is escaped.
         transform: the shape of a call, with `{content}` for the JSON and `{name}` for groups of the opening.
@@ -306,6 +350,7 @@ class Field:
     opening: Delimiter | None
     closing: Delimiter | None
     strip: bool
+    join: str | None
     unquoted_keys: bool
     string_marks: list[tuple[str, str]]
     transform: Any
@@ -329,6 +374,7 @@ class Field:
             _delimiter(spec, "open"),
             _delimiter(spec, "close"),
             strip=bool(args.get("strip", True)),
+            join=None if spec.get("join") is None else str(spec["join"]),
             unquoted_keys=bool(args.get("unquoted_keys", False)),
             string_marks=[(str(opening), str(closing)) for opening, closing in args.get("string_delims", [])],
             transform=spec.get("transform", "{content}"),

@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 
 from ondevice.errors import UsageError
-from ondevice.text.reply_parser import Parsed, ReplyParser
+from ondevice.text.reply_parser import Parsed, ReplyParser, Trimmed
 from ondevice.text.tokenizer import REPLACEMENT, Tokenizer
 
 
@@ -36,8 +36,8 @@ class ReplyStream:
         self._detokenizer = Detokenizer(tokenizer, before)
         self._stops = StopStrings(stops)
         self._parser = parser
-        self._answer = _Trimmed(trims=parser is not None and parser.strips_text, at_start=not before)
-        self._thoughts = _Trimmed(trims=parser is not None and parser.strips_reasoning)
+        self._answer = Trimmed(trims=parser is not None and parser.strips_text, at_start=not before)
+        self._thoughts = Trimmed(trims=parser is not None and parser.strips_reasoning)
         self._single_call = single_call
         self._called = False
         """Whether the only call has ended the reply."""
@@ -93,25 +93,6 @@ class ReplyStream:
     def _trimmed(self, parsed: Parsed, text: str) -> Parsed:
         calls = parsed.tool_calls[:1] if self._single_call else parsed.tool_calls
         return Parsed(self._answer.feed(text), self._thoughts.feed(parsed.reasoning), calls)
-
-
-class _Trimmed:
-    """Strips white space at both ends of a text; trailing white space is held back until more text comes."""
-
-    def __init__(self, *, trims: bool, at_start: bool = True) -> None:
-        self._trims, self._at_start = trims, at_start
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        if not self._trims:
-            return text
-        text = self._held + text
-        if self._at_start:
-            text = text.lstrip()
-            self._at_start = not text
-        kept = text.rstrip()
-        self._held = text[len(kept) :]
-        return kept
 
 
 class StopStrings:

@@ -11,7 +11,7 @@ import pytest
 from ondevice.errors import GrammarError
 from ondevice.grammar import limits
 from ondevice.grammar.matcher import Compiler, Matcher
-from ondevice.grammar.reply_grammar import reply_grammar
+from ondevice.grammar.reply_grammar import Parts, reply_grammar
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from tests.grammar.walks import end_ids, ids_in, matcher, schema_format, walk
 from tests.text.tokenizers_made import gemma_chat
@@ -92,7 +92,7 @@ def test_it_is_refused_before_it_is_compiled(wanted: Any, message: str) -> None:
 def test_tools_are_limited_too(parameters: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     with pytest.raises(GrammarError):
-        reply_grammar(None, ToolChoice("required", [tool]), None, {}, [])
+        reply_grammar(None, ToolChoice("required", [tool]), Parts(), {}, [])
 
 
 @pytest.mark.parametrize(

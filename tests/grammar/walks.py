@@ -14,7 +14,7 @@ from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 
-ENDS = ("<eos>", "<turn|>", "<|tool_response>")
+ENDS = ("<eos>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>")
 
 
 def compiler(tokenizer: Tokenizer) -> Compiler:

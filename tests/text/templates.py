@@ -1,4 +1,6 @@
-"""Chat templates in the style of Gemma's."""
+"""Chat templates in the style of Gemma's, and gpt-oss's own."""
+
+from pathlib import Path
 
 GEMMA = """\
 {{ bos_token }}
@@ -172,3 +174,6 @@ MISTRAL = """\
 {%- endfor %}
 """
 """As of Mistral's tokenizers of version 3, which take ids of nine letters or digits only."""
+
+GPT_OSS = (Path(__file__).parent / "gpt_oss.jinja").read_text("utf-8")
+"""gpt-oss's, whose source and licence its first lines name."""

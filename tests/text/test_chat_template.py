@@ -65,6 +65,31 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     assert written[1] == "123456789"
 
 
+SINGLE_CALLS = """\
+{%- for message in messages %}
+    {%- if message.tool_calls and message.tool_calls | length > 1 %}
+        {{- raise_exception("one call at a time") }}
+    {%- elif message.tool_calls %}
+        {{- "[" + message.content + message.tool_calls[0].function.name + "]" }}
+    {%- else %}
+        {{- "(" + message.content + ")" }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""As Llama 3's."""
+
+
+def test_calls_come_one_by_one_where_the_template_wants_it():
+    """Each with its results; one that answers none of them, or says not which, stays behind them."""
+    template = ChatTemplate(SINGLE_CALLS)
+    calls = [{"id": each, "type": "function", "function": {"name": each, "arguments": {}}} for each in "abc"]
+    results = [{"role": "tool", "tool_call_id": each, "content": each.upper()} for each in ("c", "a", "z", "a")]
+    asked, called = {"role": "user", "content": "go"}, {"role": "assistant", "content": "so ", "tool_calls": calls}
+    unnamed = {"role": "tool", "content": "?"}
+    assert template.render([asked, called, *results, unnamed, asked]) == "(go)[so a](A)(A)[b][c](C)(Z)(?)(go)"
+    assert template.render([asked, {**called, "tool_calls": calls[:1]}, *results]) == "(go)[so a](C)(A)(Z)(A)"
+
+
 @pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"])
 def test_a_template_can_do_no_harm(source):
     with pytest.raises(PromptError, match="refuses"):

@@ -18,6 +18,11 @@ CHANNELS = [
 IMAGES = ["<|image>", "<|image|>", "<image|>"]
 SOUNDS = ["<|audio>", "<|audio|>", "<audio|>"]
 """Before a picture, in its place in a chat template, and after it."""
+HARMONY = [
+    "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
+    "<|message|>", "<|call|>",
+]  # fmt: skip
+"""gpt-oss's control tokens."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -60,6 +65,20 @@ def gemma_seeing() -> Tokenizer:
 def chat_with(control: Sequence[str]) -> Tokenizer:
     """As `gemma_chat`, with these control tokens."""
     return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], [*control])
+
+
+def harmony() -> Tokenizer:
+    """Like gpt-oss's: bytes as characters, words of its headers as tokens, the control tokens behind all others."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    headers = ["assistant analysis commentary final json to=functions.get_weather"] * 9
+    backend.train_from_iterator([*SENTENCES, *headers], trainer)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in HARMONY])
+    return Tokenizer(backend)
 
 
 def llama_like() -> Tokenizer:
