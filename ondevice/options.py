@@ -85,7 +85,7 @@ class PromptKeywords(TypedDict, total=False):
     """The fields of `GenerationOptions` that decide how a prompt is encoded, as typed keywords of `Model.encode`."""
 
     tools: Sequence[Tool] | None
-    thinking: bool | None
+    thinking: bool | str | None
     template_options: Mapping[str, Any] | None
     continue_final: bool
     image_tokens: int | None
@@ -189,7 +189,7 @@ class GenerationOptions:
     num_assistant_tokens_schedule: ScheduleName = "auto"
     logits_processors: Sequence[LogitsProcessor] | None = ()
     tools: Sequence[Tool] | None = None
-    thinking: bool | None = None
+    thinking: bool | str | None = None
     template_options: Mapping[str, Any] | None = None
     continue_final: bool = False
     response_format: Mapping[str, Any] | None = None

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ondevice.bundle import model_home
+from ondevice.bundle import RESPONSE_TEMPLATE, model_home
 from ondevice.cli.main import Parser
 from ondevice.cli.options import (
     add_chat_arguments,
@@ -295,7 +295,7 @@ class Conversation:
         Where the bundle does not say how to separate thoughts, its text keeps the control tokens, because the template
         can remove thoughts from earlier turns only by these, except those at its end, which the template writes itself.
         """
-        if reply.reasoning or reply.tool_calls:
+        if reply.reasoning or reply.tool_calls or RESPONSE_TEMPLATE in self._model.manifest.files:
             return reply.message
         text, tokenizer, inner = reply.text, self._model.tokenizer, list(reply.token_ids)
         if tokenizer is not None:

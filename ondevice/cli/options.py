@@ -200,6 +200,12 @@ def add_chat_arguments(group: argparse._ActionsContainer) -> None:
         const=True,
         help="let the model think before it answers, if its chat template supports it",
     )
+    group.add_argument(
+        "--effort",
+        dest="thinking",
+        choices=("low", "medium", "high"),
+        help="let it think, and this much, if its chat template has a reasoning_effort",
+    )
 
 
 def add_image_tokens_argument(group: argparse._ActionsContainer) -> None:

@@ -18,6 +18,7 @@ from ondevice.errors import UsageError, near, shown
 from ondevice.model import CACHE_BYTES, MEDIA_CACHE_BYTES, Model
 from ondevice.progress import OnPrepare
 from ondevice.server.requests import RequestError
+from ondevice.text.messages import EFFORT, THINKING
 
 LATEST = ":latest"
 """Ollama's clients write it behind the name of a model without a tag."""
@@ -206,7 +207,7 @@ class ModelManager:
             "completion": self.bundle.file(TOKENIZER) is not None,
             "chat": path is not None,
             "tools": "tools" in template,
-            "thinking": "enable_thinking" in template,
+            "thinking": THINKING in template or EFFORT in template,
             "vision": manifest.vision is not None,
             "audio": manifest.audio is not None,
         }

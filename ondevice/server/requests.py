@@ -26,6 +26,7 @@ from ondevice.errors import (
 from ondevice.generate.drafters import registry
 from ondevice.options import GenerationKeywords
 from ondevice.text.codec import Prompt
+from ondevice.text.messages import LEVELS
 
 NUMBERS = {
     "temperature": "temperature",
@@ -64,8 +65,8 @@ MAX_DRAFT = 64
 MAX_CHOICES = 64
 """Most replies of a request: its number of prompts times `n`."""
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""OpenAI's reasoning efforts. Gemma's templates only switch thinking on or off: all but `none` switch it on."""
+EFFORTS = ("none", *LEVELS)
+"""OpenAI's reasoning efforts. Most templates only switch thinking on or off: all but `none` switch it on."""
 
 ERROR_TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
@@ -190,7 +191,7 @@ def parallel_option(fields: RequestFields) -> GenerationKeywords:
 def effort_option(fields: RequestFields, name: str) -> GenerationKeywords:
     """The option `thinking` from a field with OpenAI's reasoning effort; empty if the request has no such field."""
     effort = fields.choice(name, EFFORTS)
-    return {} if effort is None else {"thinking": effort != "none"}
+    return {} if effort is None else {"thinking": effort if effort in LEVELS else False}
 
 
 def continue_option(fields: RequestFields, messages: Sequence[Mapping[str, Any]]) -> GenerationKeywords:

@@ -15,8 +15,9 @@ from ondevice.cli.chat import Conversation, completions, run_command
 from ondevice.cli.terminal.reply_view import MarkdownView
 from ondevice.generate.stats import Stats
 from ondevice.generation import Reply
+from ondevice.model import Model
 from tests.cli.test_generate import interrupt_after
-from tests.fixtures.chat_bundle import Script, write_chat_bundle
+from tests.fixtures.chat_bundle import HARMONY, Script, write_chat_bundle
 from tests.fixtures.model_made import load_toy, write_bundle
 
 OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
@@ -422,6 +423,33 @@ def test_a_template_without_thinking(run, bundle):
     assert "(thinking is off" in err
     assert "(thinking is on, but" in err
     assert "no thoughts in the last reply" in err
+
+
+def test_how_much_it_thinks(run, bundle, monkeypatch):
+    real, seen = Model.stream, []
+
+    def stream(self, prompt, **options):
+        seen.append(options.get("thinking"))
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(Model, "stream", stream)
+    for words in ((), ("--effort", "high"), ("--thinking",)):
+        assert run("chat", bundle, *words, *SHORT, stdin="hi\n")[0] == 0
+    assert seen == [None, "high", True]
+
+
+def test_a_reply_without_thoughts_goes_back_without_its_form(capsys, reference_bundle, tmp_path):
+    """gpt-oss's template refuses a message with the beginning of one in it."""
+    bundle = write_chat_bundle(reference_bundle, tmp_path / "chat", HARMONY)
+    with ondevice.load(bundle, threads=1) as model:
+        conversation = Conversation(model, {})
+        for text in ("Yes.", "No."):
+            asked = [*conversation.messages, {"role": "user", "content": "hi"}]
+            script = Script(f"<|channel|>final<|message|>{text}<|return|>", len(model.encode(asked)), model.tokenizer)
+            conversation.options["logits_processors"] = [script]
+            conversation.say("hi")
+            assert conversation.messages[-1] == {"role": "assistant", "content": text}
+    assert capsys.readouterr().out == "Yes.\nNo.\n"
 
 
 def test_thoughts_shows_the_thoughts_of_the_last_reply(capsys, reference_bundle, tmp_path):

@@ -235,6 +235,7 @@ def test_chat_options_make_the_prompt_a_message(run, bundle, tmp_path):
     for words, messages in (
         (["--system", "cd"], [{"role": "system", "content": "cd"}, *message]),
         (["--thinking"], message),
+        (["--effort", "low"], message),
         (["--tools", tools], message),
     ):
         _, out, _ = run("generate", bundle, "ab", *words, "--max-new-tokens", 12, "--json")

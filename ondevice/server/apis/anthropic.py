@@ -33,6 +33,7 @@ from ondevice.server.requests import (
     schema_format,
     tool_options,
 )
+from ondevice.text.messages import LEVELS
 
 NAMES = FieldNames(max_tokens=("max_tokens",), stop="stop_sequences")
 
@@ -157,9 +158,11 @@ def _options(fields: RequestFields) -> GenerationKeywords:
         options["parallel_tool_calls"] = False
     thinking = fields.inner("thinking").choice("type", ("enabled", "adaptive", *WITHOUT_THINKING))
     fields.inner("thinking").ignore("budget_tokens", "display")
-    fields.inner("output_config").ignore("effort")
-    if thinking is not None:
-        options["thinking"] = thinking not in WITHOUT_THINKING
+    effort = fields.inner("output_config").get("effort")
+    if thinking in WITHOUT_THINKING:
+        options["thinking"] = False
+    elif thinking is not None:
+        options["thinking"] = effort if isinstance(effort, str) and effort in LEVELS else True
     output_format = fields.inner("output_config").inner("format")
     if output_format.choice("type", ("json_schema",)) is not None:
         output_format.required("schema")

@@ -129,7 +129,7 @@ def _options(fields: RequestFields) -> GenerationKeywords:
     if isinstance(think, str):
         fields.choice("think", EFFORTS)
     if think is not None:
-        options["thinking"] = True if isinstance(think, str) else fields.flag("think")
+        options["thinking"] = think if isinstance(think, str) else fields.flag("think")
     if isinstance(form, str) and form:
         fields.choice("format", ("json",))
         options["response_format"] = {"type": "json_object"}

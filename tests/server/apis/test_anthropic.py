@@ -196,6 +196,20 @@ def test_kinds_of_thinking(kind):
 
 
 @pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "new"}}, True),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, False),
+        ({"output_config": {"effort": "high"}}, None),
+    ],
+)
+def test_how_much_it_thinks(fields, thinking):
+    request, _ = read_message(RequestFields({"messages": ASKED, "max_tokens": 5, **fields}))
+    assert request.options.get("thinking") == thinking
+
+
+@pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"extra_body": {"temperature": -1}}, "temperature"),
