@@ -37,6 +37,9 @@ class RandomCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def kept_format(self, name: str) -> None:
+        return None
+
     def read(self, name: str) -> FloatArray:
         shape = self._shapes[name]
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, is_plain
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.checkpoint.models import TargetCheckpoint
 from ondevice_export.quantize import BLOCK, dequantize, quantize
@@ -56,8 +56,12 @@ def check_budget(bits: float) -> None:
 
 
 def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFormat]:
-    """The format of every matrix by its name in the checkpoint, with at most `bits` per weight on average."""
-    shapes = {name: shape for name, shape in target.shapes.items() if not is_plain(name, shape)}
+    """The format of every matrix by its name in the checkpoint, with at most `bits` per weight on average.
+
+    Matrices in MXFP4, which stay as they are, count with the bits that they have.
+    """
+    matrices = {name: shape for name, shape in target.shapes.items() if not is_plain(name, shape)}
+    shapes = {name: shape for name, shape in matrices.items() if target.checkpoint.kept_format(name) != MXFP4}
     counts = {name: math.prod(shape) for name, shape in shapes.items()}
     kinds = {name: kind_of(name) for name in shapes}
     members = {kind: sum(each == kind for each in kinds.values()) for kind in kinds.values()}
@@ -66,7 +70,7 @@ def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFor
         for name in shapes
     }
     levels = {name: min(range(NARROW), key=each.__getitem__) for name, each in losses.items()}
-    room = (bits - FORMATS[0].stored_bits) * sum(counts.values())
+    room = (bits - FORMATS[0].stored_bits) * sum(map(math.prod, matrices.values()))
     while steps := [
         ((losses[name][level] - losses[name][wider]) / cost, name, wider, cost)
         for name, level in levels.items()

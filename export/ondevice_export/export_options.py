@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT8, MXFP4, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.bit_budget import check_budget
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.gguf.checkpoint import GgufCheckpoint
+from ondevice_export.quantize import ROUNDED
 
 KEEP, MIXED = "keep", "mixed"
 """Values of `quantize`: the formats of a GGUF file, and those of `bits_per_weight`, which no user names."""
-WEIGHT_FORMATS = {each.name: each for each in IN_GROUPS} | {"none": FLOAT32}
+WEIGHT_FORMATS = {each.name: each for each in ROUNDED} | {"none": FLOAT32}
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class Formats:
     """Formats of single matrices by their names in the checkpoint, in place of those above."""
     keep: bool = False
     """Whether matrices of a GGUF file are stored as they are, if a bundle has their format; the others get the formats
-    above."""
+    above. Those in MXFP4 are in any case, but for float32 graphs: another format of 4 bits would lose more, and int8
+    would be no better."""
 
     def of(self, checkpoint: Checkpoint, name: str, form: WeightFormat) -> WeightFormat:
         """The format in which a matrix of a checkpoint is stored; `form` is `layers` or `head`."""
-        if self.keep and isinstance(checkpoint, GgufCheckpoint):
-            return checkpoint.kept_format(name) or form
-        return self.chosen.get(name, form)
+        return self.kept(checkpoint, name) or (form if self.keep else self.chosen.get(name, form))
+
+    def kept(self, checkpoint: Checkpoint, name: str) -> WeightFormat | None:
+        """The format of a matrix that is stored as it is in the checkpoint; None for one that is rounded."""
+        kept = checkpoint.kept_format(name) if self.layers.quantised else None
+        return kept if self.keep or kept == MXFP4 else None
 
 
 @dataclass(frozen=True)

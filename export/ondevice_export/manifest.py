@@ -14,6 +14,7 @@ from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import DrafterEntry
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
+from ondevice.bundle_format.weight_format import MXFP4
 from ondevice.errors import CheckpointError, UsageError
 from ondevice.options import GenerationDefaults
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
@@ -100,8 +101,10 @@ def _quantization(target: TargetCheckpoint, options: ExportOptions) -> Quantizat
     head = target.tensors.names.of(EMBEDDING if target.config.tied else HEAD)
     if target.modules is None:
         formats = options.target_formats
-        form = formats.of(target.checkpoint, head, formats.head)
-        return Quantization(options.quantize or "int4", BLOCK, form.bits)
+        form, weights = formats.of(target.checkpoint, head, formats.head), options.quantize or "int4"
+        if not formats.keep and any(formats.kept(target.checkpoint, name) for name in target.shapes):
+            weights = f"{MXFP4.name}+{weights}"
+        return Quantization(weights, BLOCK, form.bits)
     return Quantization(AS_TRAINED, 0, target.modules.format(head).bits)
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +73,10 @@ class StoredMatrix:
             None if each is None else Scales("float16" if self.half_scales else "float32", each.offset, each.nbytes)
             for each in (self.scales, self.minimums)
         )
-        name: Format = "int4-table" if self.format.table else _FORMATS[self.format.bits]
+        form = self.format
+        name: Format = cast("Format", form.name) if form.table else _FORMATS[form.bits]
         return Tensor(
-            shape, name, self.data.offset, self.data.nbytes, self.format.group, scales,
+            shape, name, self.data.offset, self.data.nbytes, form.group, scales,
             self.input_step, self.output_step, minimums,
         )  # fmt: skip
 
@@ -133,7 +134,7 @@ class MatrixWriter:
             file: the data file to write to.
             name: the tensor's name, for messages and for the graph.
             shape: rows and width.
-            form: one of IN_GROUPS, or FLOAT32.
+            form: one of ROUNDED, or FLOAT32.
             rows: `rows(start, stop)` returns these rows as float32; called from several threads.
             half_scales: store the scales as fp16 instead of float32.
             factors: round by the moments of the matrix's inputs (`rounding.feedback`); None rounds each weight alone. A

@@ -1,5 +1,5 @@
 """Block quantisation: 32 weights share one scale that is exact in fp16, w ~ scale * (q - zero), and in an affine
-format also a minimum that is exact in fp16, w ~ scale * q + minimum, or in a table format w ~ scale * LEVELS[q].
+format also a minimum that is exact in fp16, w ~ scale * q + minimum, or in that of a table w ~ scale * level[q].
 
 int4 codes q are in 0..15 with zero 8, int8 codes in 0..255 with zero 128: the zero points that MatMulNBits and
 GatherBlockQuantized assume for unsigned data. Blocks whose weights already are on such a grid (checkpoints from
@@ -20,6 +20,9 @@ from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, 
 from ondevice.native.functions import entry, kernel
 
 BLOCK = 32
+
+ROUNDED = (INT4, INT4_AFFINE, INT4_TABLE, INT8)
+"""The formats in groups that weights are rounded to: all but MXFP4, which a checkpoint has or has not."""
 
 _INT4_TARGETS = np.array([-8.0, 8.0, -7.5001, 7.5, -8.5, 8.5, 7.0, -7.0], np.float32)
 """Candidate codes for the block's largest weight.
@@ -67,7 +70,7 @@ def quantize(weights: npt.NDArray[np.float32], form: WeightFormat) -> Quantized:
 
     Args:
         weights: [rows, k], k a multiple of 32.
-        form: one of IN_GROUPS.
+        form: one of ROUNDED.
     """
     rows, width = weights.shape
     size = form.bytes(BLOCK)

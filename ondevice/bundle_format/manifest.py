@@ -56,7 +56,7 @@ class Quantization:
 
     weights: str
     """int4, int4-affine, int4-table, int8, none (float32), keep (those of a GGUF file), mixed (one for each matrix), or
-    AS_TRAINED."""
+    AS_TRAINED; after "mxfp4+", that of the matrices which the checkpoint has not in MXFP4."""
     block_size: int
     """Number of weights that share a scale; 0 if it differs between matrices."""
     head_bits: int

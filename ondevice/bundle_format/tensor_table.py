@@ -22,6 +22,7 @@ from ondevice.bundle_format.weight_format import (
     IN_GROUPS,
     INT4_AFFINE,
     INT4_TABLE,
+    MXFP4,
     WeightFormat,
 )
 
@@ -55,11 +56,12 @@ scale per row. Rows may have any width, because only ONNX Runtime reads them.
 ALIGNMENT = 64
 """Alignment of tensors in a data file, in bytes: a cache line, and the widest vector register."""
 
-Format = Literal["int2", "int4", "int4-table", "int8", "bfloat16", "float32", "int64"]
+Format = Literal["int2", "int4", "int4-table", "mxfp4", "int8", "bfloat16", "float32", "int64"]
 
 _BITS: dict[Format, int] = {
-    "int2": 2, "int4": 4, "int4-table": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64,
+    "int2": 2, "int4": 4, "int4-table": 4, "mxfp4": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64,
 }  # fmt: skip
+_TABLES: dict[Format, int] = {"int4-table": INT4_TABLE.table, "mxfp4": MXFP4.table}
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Tensor:
 
     @property
     def weight_format(self) -> WeightFormat:
-        affine, table = self.minimums is not None, self.format == "int4-table"
+        affine, table = self.minimums is not None, _TABLES.get(self.format, 0)
         return WeightFormat(_BITS[self.format], self.block, affine, table)
 
     @property
@@ -304,7 +306,7 @@ def _check_format(name: str, tensor: Tensor) -> None:
     elif is_table(name):
         blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
         even = blocks and form.bits in BY_ROW and not (form.affine or form.table)
-        known = form in (FLOAT32, BFLOAT16, INT4_AFFINE, INT4_TABLE) or even
+        known = form in (FLOAT32, BFLOAT16, INT4_AFFINE, INT4_TABLE, MXFP4) or even
     else:
         known = form in (FLOAT32, BFLOAT16, *IN_GROUPS, *BY_ROW.values())
     minimums = " with minimums" if form.affine else ""

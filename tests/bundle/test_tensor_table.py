@@ -146,6 +146,12 @@ TABLES: dict[str, tuple[Change, str]] = {
     ),
     "levels with a scale for each row": (in_tensor(QUERY, format="int4-table", block=0), "int4-table in blocks of 0"),
     "a norm of levels": (in_tensor(NORM, format="int4-table"), "is int4-table"),
+    "MXFP4 with minimums": (
+        lambda data: (in_tensor(QUERY, format="mxfp4")(data), with_minimums(QUERY)(data)),
+        "mxfp4 in blocks of 32 with minimums",
+    ),
+    "MXFP4 with a scale for each row": (in_tensor(QUERY, format="mxfp4", block=0), "mxfp4 in blocks of 0"),
+    "a norm in MXFP4": (in_tensor(NORM, format="mxfp4"), "is mxfp4"),
     "minimums without scales": (
         lambda data: tensors(data)[NORM].update(minimums=tensors(data)[QUERY]["scales"]),
         "float32 in blocks of 0 with minimums",

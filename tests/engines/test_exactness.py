@@ -14,6 +14,7 @@ from ondevice.engines.protocol import ROOT, TokenTree
 from ondevice_export import export
 from tests.conftest import REFERENCE
 from tests.engines.sequences import copied, drafts, forward, prefill, tokens
+from tests.fixtures.mxfp4 import save_in_mxfp4
 
 PROMPT = 330
 """Number of tokens before the rows under test, beyond the reference pair's window of 256."""
@@ -31,10 +32,13 @@ def session(reference_bundle: Path) -> Iterator[OrtSession]:
     engine.close()
 
 
-@pytest.fixture(scope="module", params=["int4-affine", "int4-table"])
+@pytest.fixture(scope="module", params=["int4-affine", "int4-table", "mxfp4"])
 def session_of_format(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrtSession]:
-    out = tmp_path_factory.mktemp(request.param) / "reference"
-    bundle = export(REFERENCE / "target", out, quantize=request.param, head_bits=4)
+    directory = tmp_path_factory.mktemp(request.param)
+    if request.param == "mxfp4":
+        bundle = export(save_in_mxfp4(REFERENCE / "target", directory / "target"), directory / "reference")
+    else:
+        bundle = export(REFERENCE / "target", directory / "reference", quantize=request.param, head_bits=4)
     engine = OrtEngine(Bundle.open(bundle), threads=2)
     yield engine.open_session()
     engine.close()

@@ -30,6 +30,7 @@ from ondevice_export.data_file import DataFile
 from ondevice_export.matrices import MatrixWriter
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 from tests.conftest import REFERENCE
+from tests.fixtures.mxfp4 import save_in_mxfp4
 
 GRIDS = {form.name: Grid.of(form) for form in (INT4, INT4_AFFINE, INT4_TABLE)}
 Floats = NDArray[np.float32]
@@ -278,7 +279,13 @@ class Ended(BaseException):
 
 
 def calibrated(
-    out: Path, calibrate: Path | None, until: float, notes: list[str], bits_per_weight: float | None = None
+    out: Path,
+    calibrate: Path | None,
+    until: float,
+    notes: list[str],
+    bits_per_weight: float | None = None,
+    *,
+    source: Path = REFERENCE / "target",
 ) -> Path:
     """Export with a text, and end it at a share of its progress."""
 
@@ -288,7 +295,7 @@ def calibrated(
 
     quantize, head_bits = ("int4", 4) if bits_per_weight is None else (None, None)
     return export(
-        REFERENCE / "target", out, drafter="none", heads="none", quantize=quantize, head_bits=head_bits,
+        source, out, drafter="none", heads="none", quantize=quantize, head_bits=head_bits,
         bits_per_weight=bits_per_weight, progress=progress, calibrate=None if calibrate is None else str(calibrate),
         note=notes.append,
     )  # fmt: skip
@@ -318,6 +325,16 @@ def test_an_export_of_mixed_formats_goes_on(tmp_path: Path, texts: tuple[Path, s
     with pytest.raises(Ended):
         calibrated(tmp_path / "parts", texts[0], 0.8, notes, 5.2)
     parts = calibrated(tmp_path / "parts", texts[0], 2, notes, 5.2)
+    assert any("going on behind layer" in line for line in notes)
+    assert (parts / "target.onnx.data").read_bytes() == (whole / "target.onnx.data").read_bytes()
+
+
+def test_an_export_with_matrices_that_are_kept_goes_on(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    source = save_in_mxfp4(REFERENCE / "target", tmp_path / "target", lambda name: "down_proj" in name)
+    whole, notes = calibrated(tmp_path / "whole", texts[0], 2, [], source=source), list[str]()
+    with pytest.raises(Ended):
+        calibrated(tmp_path / "parts", texts[0], 0.8, notes, source=source)
+    parts = calibrated(tmp_path / "parts", texts[0], 2, notes, source=source)
     assert any("going on behind layer" in line for line in notes)
     assert (parts / "target.onnx.data").read_bytes() == (whole / "target.onnx.data").read_bytes()
 

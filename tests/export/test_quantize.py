@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ondevice.bundle_format.weight_format import IN_GROUPS, INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
-from ondevice_export.quantize import BLOCK, dequantize, quantize
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
+from ondevice_export.quantize import BLOCK, ROUNDED, dequantize, quantize
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -80,7 +80,7 @@ def test_reproduces_blocks_of_a_table() -> None:
     np.testing.assert_array_equal(dequantize(quantized, INT4_TABLE), weights)
 
 
-@pytest.mark.parametrize("form", IN_GROUPS)
+@pytest.mark.parametrize("form", ROUNDED)
 def test_scales_fit_fp16(form: WeightFormat) -> None:
     random = np.random.default_rng(1)
     # From subnormal fp16 scales to large ones.
@@ -125,7 +125,7 @@ def test_finds_the_codes_of_a_grid_stored_as_bf16() -> None:
     np.testing.assert_array_equal(found, codes)
 
 
-@pytest.mark.parametrize("form", IN_GROUPS)
+@pytest.mark.parametrize("form", ROUNDED)
 def test_zero_and_extreme_blocks(form: WeightFormat) -> None:
     weights = np.zeros((4, BLOCK), np.float32)
     weights[1, 3] = 1e-9  # below the smallest scale: becomes zero, not NaN
@@ -140,7 +140,7 @@ def test_zero_and_extreme_blocks(form: WeightFormat) -> None:
     np.testing.assert_allclose(restored[2:], weights[2:], rtol=5e-4, atol=close)
 
 
-@pytest.mark.parametrize("form", IN_GROUPS)
+@pytest.mark.parametrize("form", ROUNDED)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_reports_weights_that_are_not_finite(form: WeightFormat, poison: float) -> None:
     weights = np.ones((2, 2 * BLOCK), np.float32)

@@ -81,7 +81,7 @@ def change_table(text: str, rng: random.Random) -> tuple[str, str]:
             part[key] = rng.choice((part[key][::-1], [*part[key], 1], [size * 2 for size in part[key]], [-1], [0, 0]))
             said.append(f"{name}.shape: {part[key]}")
         elif key == "format" and rng.random() < 0.5:
-            part[key] = rng.choice(("int2", "int4", "int4-table", "int8", "bfloat16", "float32", "int64"))
+            part[key] = rng.choice(("int2", "int4", "int4-table", "mxfp4", "int8", "bfloat16", "float32", "int64"))
             said.append(f"{name}.format: {part[key]}")
         else:
             said.append(f"{name}.{key}: {_change(part, key, tree, rng)}")

@@ -17,15 +17,16 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice_export import export
 from tests.conftest import MakePair, Once
+from tests.fixtures.mxfp4 import save_in_mxfp4
 from tests.fixtures.pairwise import pairwise_cases
-from tests.fixtures.tiny_models import QUANTISED
+from tests.fixtures.tiny_models import QUANTISED, save_heads
 from tests.fixtures.trained_models import TRAINED
 from tests.simd.hostile_forwards import write_all
 
-AFFINE, TABLE = "affine", "table"
+AFFINE, TABLE, MXFP4 = "affine", "table", "mxfp4"
 """The pair of E2B's kind with one of these formats in all quantised matrices and tables of the target: int4 with
-minimums, or looked up in a table."""
-FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE)
+minimums, or looked up in a table, that of IQ4_NL or that of MXFP4."""
+FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +40,7 @@ def every_thread_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
     """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
-    those of AFFINE and TABLE.
+    those of AFFINE, TABLE and MXFP4.
     """
 
     def export_all(directory: Path) -> None:
@@ -47,6 +48,9 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
             export(make_pair(family) / "target", directory / family)
         for form in (AFFINE, TABLE):
             export(make_pair("e2b") / "target", directory / form, quantize=f"int4-{form}", head_bits=4)
+        target = save_in_mxfp4(make_pair("e2b") / "target", directory / "rounded" / "target")
+        save_heads(target.parent / "heads", target, "e2b")
+        export(target, directory / MXFP4, drafter=str(make_pair("e2b") / "drafter"))
 
     directory = once("tiny", export_all)
     return {family: Bundle.open(directory / family) for family in FAMILIES}

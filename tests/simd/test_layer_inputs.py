@@ -20,13 +20,13 @@ from ondevice.engines.simd.layer_inputs import LayerInputs
 from ondevice.engines.simd.model import read_target
 from ondevice.engines.simd.tensor_files import TensorFiles
 from tests.fixtures.tiny_models import QUANTISED, VOCAB
-from tests.simd.conftest import AFFINE, TABLE
+from tests.simd.conftest import AFFINE, MXFP4, TABLE
 from tests.simd.kernels.memory import read_records, records_of
 
 CHUNKS = np.random.default_rng(3).integers(0, VOCAB, (2, 45))
 
 
-@pytest.mark.parametrize("family", [*QUANTISED, AFFINE, TABLE])
+@pytest.mark.parametrize("family", [*QUANTISED, AFFINE, TABLE, MXFP4])
 def test_hidden_states_are_those_of_the_engine(bundles: dict[str, Bundle], tmp_path: Path, family: str) -> None:
     bundle, names, shapes = bundles[family], list[str](), set[tuple[int, ...]]()
 

@@ -16,6 +16,7 @@ from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice_export import export
 from tests.conftest import MakePair
+from tests.fixtures.mxfp4 import save_in_mxfp4
 from tests.fixtures.tiny_models import QUANTISED, VOCAB
 
 IDS = np.random.default_rng(3).integers(0, VOCAB, 48).tolist()
@@ -89,6 +90,13 @@ def test_the_engines_agree_on_every_format(
 ) -> None:
     source = make_pair(family) / "target"
     assert_agree(Bundle.open(export(source, tmp_path / "bundle", **options)))
+
+
+@pytest.mark.needs("onnxruntime")
+@pytest.mark.parametrize("family", QUANTISED)
+def test_the_engines_agree_on_mxfp4(make_pair: MakePair, kernels: None, tmp_path: Path, family: str) -> None:
+    source = save_in_mxfp4(make_pair(family) / "target", tmp_path / "target")
+    assert_agree(Bundle.open(export(source, tmp_path / "bundle", drafter=str(make_pair(family) / "drafter"))))
 
 
 def test_float_weights_are_left_to_another_engine(make_pair: MakePair, tmp_path: Path) -> None:

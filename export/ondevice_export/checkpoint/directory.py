@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
 from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Taken, stack_experts
 
@@ -83,6 +85,18 @@ class Checkpoint(ABC):
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         """A whole integer tensor (I64 or I32 in the file) as int64."""
 
+    def kept_format(self, name: str) -> WeightFormat | None:
+        """The format in which a bundle stores a matrix as it is; None if there is none."""
+        return None
+
+    def kept_blocks(
+        self, name: str, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
+        """Rows `start` to `stop` of a matrix in its `kept_format`: codes uint8[rows, width], one per byte; scales and
+        minimums [rows, width / 32], the latter None in a symmetric format.
+        """
+        raise NotImplementedError
+
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that the tensors named in `shapes` exist and have those shapes, which follow from the configuration.
 
@@ -130,7 +144,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
     def split(self, prefix: str, rows_of: Mapping[str, tuple[str, Sequence[Taken]]]) -> None:
         """Replace tensors by those that are rows of them: for each of these the tensor that has it, and the rows.
 
-        All names are without the prefix.
+        All names are without the prefix. One tensor can have all rows of another in another order, also under its name;
+        only so are tensors of experts [experts, rows, width] taken, as if they were one matrix.
 
         Raises:
             CheckpointError: a tensor is missing, has another number of rows than are taken from it, or is there beside
@@ -138,16 +153,18 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         """
         counts: Counter[str] = Counter()
         for name, (joined, ranges) in rows_of.items():
-            if prefix + name in self:
+            if prefix + name in self and name != joined:
                 raise CheckpointError(f"{self._location} holds {prefix}{name} beside {joined}, which has the same rows")
-            counts[joined] += sum(each.stop - each.start for each in ranges)
+            counts[joined] += sum(len(each.rows) for each in ranges)
         for joined, count in counts.items():
-            if (found := self.shape(prefix + joined))[:-1] != (count,):
+            found = self.shape(prefix + joined)
+            whole = len(found) == 3 and [taken for taken, _ in rows_of.values()].count(joined) == 1
+            if not (whole or len(found) == 2) or math.prod(found[:-1]) != count:
                 raise CheckpointError(f"{prefix}{joined} has shape {list(found)}, {self.origin} asks for {count} rows")
-        for name, (joined, ranges) in rows_of.items():
-            self._tensors[prefix + name] = self._find(prefix + joined).rows(ranges)
+        made = {name: self._find(prefix + joined).rows(ranges) for name, (joined, ranges) in rows_of.items()}
         for joined in counts:
             del self._tensors[prefix + joined]
+        self._tensors.update({prefix + name: stack for name, stack in made.items()})
 
     def _find(self, name: str) -> Stack[File, Place]:
         try:
@@ -155,8 +172,14 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         except KeyError:
             raise CheckpointError(f"{self._location}: tensor {name} is missing") from None
 
+    def _factors(self, name: str, start: int, stop: int) -> Float32Array:
+        """The factor of each row from `start` to `stop`, float32[rows, 1]."""
+        parts = list(self._find(name).between(start, stop))
+        factors = np.array([part.factor for part in parts], np.float32)
+        return np.repeat(factors, [part.count for part in parts])[:, None]
 
-class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
+
+class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry | Mxfp4Entry]):
     """A directory with `config.json` and safetensors files."""
 
     def __init__(self, directory: Path) -> None:
@@ -173,13 +196,25 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
                     if name in found:
                         raise CheckpointError(f"{path} holds {name} a second time")
                     found[name] = (file, entry)
-            self._tensors = stack_experts(found, str(directory))
+            self._tensors = stack_experts(join_blocks(found, self.config, str(directory)), str(directory))
         except BaseException:
             self.close()
             raise
 
     def dtype(self, name: str) -> str:
         return self._whole(name)[1].dtype
+
+    def kept_format(self, name: str) -> WeightFormat | None:
+        if name not in self:  # a matrix that was trained quantised, whose tensors have other names
+            return None
+        return MXFP4 if all(isinstance(part.place, Mxfp4Entry) for part in self._find(name).parts) else None
+
+    def kept_blocks(
+        self, name: str, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
+        read = [self._blocks(part) for part in self._find(name).between(start, stop)]
+        codes, scales = zip(*read, strict=True)
+        return joined(list(codes)), joined(list(scales)) * self._factors(name, start, stop), None
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
         file, entry = self._whole(name)
@@ -212,17 +247,29 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
             CheckpointError: it is missing, or made of rows of others, as in no checkpoint that was trained quantised.
         """
         parts = self._find(name).parts
-        if len(parts) != 1:
+        if len(parts) != 1 or not isinstance(place := parts[0].place, TensorEntry):
             raise CheckpointError(f"{self._location}: {name} lies in several pieces, which is not supported here")
-        return parts[0].file, parts[0].place
+        return parts[0].file, place
 
     @staticmethod
-    def _rows(part: RowRange[SafetensorsFile, TensorEntry]) -> Float32Array:
+    def _rows(part: RowRange[SafetensorsFile, TensorEntry | Mxfp4Entry]) -> Float32Array:
         file, entry = part.file, part.place
+        if isinstance(entry, Mxfp4Entry):
+            codes, scales = entry.read(file, part.start, part.stop, part.step)
+            with np.errstate(over="ignore"):  # infinite weights are refused where they are stored
+                blocks = MXFP4.levels[codes].reshape(*scales.shape, MXFP4.group) * scales[..., None]
+            return part.scaled(blocks.reshape(len(codes), -1))
         stride = entry.nbytes // entry.rows
         data = file.read(entry, part.start * stride, (part.stop - part.start) * stride)
         rows = to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
-        return part.scaled(rows)
+        return part.scaled(rows[:: part.step])
+
+    @staticmethod
+    def _blocks(
+        part: RowRange[SafetensorsFile, TensorEntry | Mxfp4Entry],
+    ) -> tuple[npt.NDArray[np.uint8], Float32Array]:
+        assert isinstance(part.place, Mxfp4Entry)
+        return part.place.read(part.file, part.start, part.stop, part.step)
 
 
 def joined(rows: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:

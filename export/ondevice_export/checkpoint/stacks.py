@@ -44,22 +44,39 @@ Place = TypeVar("Place", bound=TensorPlace)
 
 
 class Taken(NamedTuple):
-    """Rows `start` to `stop` of a tensor, times a factor."""
+    """Every `step`-th of the rows of a tensor from `start` to `stop`, times a factor."""
 
     start: int
     stop: int
     factor: float = 1.0
+    step: int = 1
+
+    @property
+    def rows(self) -> range:
+        """The numbers of the rows."""
+        return range(self.start, self.stop, self.step)
 
 
 @dataclass(frozen=True)
 class RowRange(Generic[File, Place]):
-    """Rows `start` to `stop` of a tensor in a file, times a factor."""
+    """Every `step`-th of the rows of a tensor in a file from `start` to `stop`, times a factor."""
 
     file: File
     place: Place
     start: int
     stop: int
     factor: float = 1.0
+    step: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(range(self.start, self.stop, self.step))
+
+    def taken(self, rows: range) -> RowRange[File, Place]:
+        """Some of these rows, which are counted from the first of them."""
+        first, last = (self.start + self.step * rows[place] for place in (0, -1))
+        return replace(self, start=first, stop=last + 1, step=self.step * rows.step)
 
     def scaled(self, rows: Float32Array) -> Float32Array:
         """The rows as they are in the file, times the factor."""
@@ -73,23 +90,23 @@ class Stack(Generic[File, Place]):
     shape: tuple[int, ...]
     parts: tuple[RowRange[File, Place], ...]
 
-    def between(self, start: int, stop: int) -> Iterator[RowRange[File, Place]]:
-        """The parts that rows `start` to `stop` consist of."""
+    def between(self, start: int, stop: int, step: int = 1) -> Iterator[RowRange[File, Place]]:
+        """The parts that every `step`-th of the rows from `start` to `stop` consists of."""
         for part in self.parts:
-            count = part.stop - part.start
-            first, last = max(start, 0), min(stop, count)
-            if first < last:
-                yield replace(part, start=part.start + first, stop=part.start + last)
-            start, stop = start - count, stop - count
+            rows = range(start if start >= 0 else start % step, min(stop, part.count), step)
+            if rows:
+                yield part.taken(rows)
+            start, stop = start - part.count, stop - part.count
 
     def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
-        """A matrix of some of the rows."""
+        """A matrix of some of the rows; of a tensor of experts, all of them in another order."""
         parts = [
             replace(part, factor=part.factor * each.factor)
             for each in taken
-            for part in self.between(each.start, each.stop)
+            for part in self.between(each.start, each.stop, each.step)
         ]
-        return Stack((sum(each.stop - each.start for each in taken), self.shape[-1]), tuple(parts))
+        shape = self.shape if len(self.shape) > 2 else (sum(len(each.rows) for each in taken), self.shape[-1])
+        return Stack(shape, tuple(parts))
 
 
 def whole(file: File, place: Place) -> Stack[File, Place]:
@@ -137,7 +154,7 @@ def _stacked(origin: str, *matrices: Mapping[int, RowRange[File, Place]]) -> Sta
     if missing := [number for number in range(count) for each in matrices if number not in each]:
         raise CheckpointError(f"{origin} has not all matrices of expert {missing[0]}")
     parts = tuple(each[number] for number in range(count) for each in matrices)
-    shapes = {(part.stop - part.start, *part.place.shape[1:][-1:]) for part in parts}
+    shapes = {(part.count, *part.place.shape[1:][-1:]) for part in parts}
     if len(shapes) > 1 or shapes == {(1,)}:  # a vector has one row, and no width
         raise CheckpointError(f"{origin} has experts of different shapes")
     ((rows, width),) = shapes

@@ -1,6 +1,6 @@
 """The tensor types of GGUF files: blocks of codes with scales and minimums, and plain numbers.
 
-A block of a quantised type stands for weights scale * (code - zero), scale * code + minimum or scale * LEVELS[code].
+A block of a quantised type stands for weights scale * (code - zero), scale * code + minimum or scale * level[code].
 `read_blocks` takes the bytes of rows apart into these numbers without rounding, and `to_float32` computes the weights.
 Every product and sum is exact in float32 but for the sum with a minimum, which rounds once, as in llama.cpp.
 
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.weight_format import INT4_TABLE
+from ondevice.bundle_format.weight_format import INT4_TABLE, MXFP4, TABLES
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.mxfp4 import in_ascending_codes, scales_of
 
 Bytes = NDArray[np.uint8]
 
@@ -31,18 +32,20 @@ class Blocks:
         scales: float32[rows, groups].
         minimums: float32[rows, groups], or None for a type with a `zero`.
         zero: the code of a zero weight; 0 for a type with minimums or a table.
-        table: whether codes are looked up in `weight_format.LEVELS`.
+        table: the number of the table in `weight_format.TABLES` in which codes are looked up; 0 for none.
     """
 
     codes: Bytes
     scales: Float32Array
     minimums: Float32Array | None = None
     zero: int = 0
-    table: bool = False
+    table: int = 0
 
     def weights(self) -> Float32Array:
         """The weights, float32[rows, width]."""
-        weights = INT4_TABLE.levels[self.codes] if self.table else self.codes.astype(np.float32)
+        weights = self.codes.astype(np.float32)
+        if self.table:
+            weights = np.array(TABLES[self.table], np.float32)[self.codes]
         weights -= np.float32(self.zero)
         weights *= self.scales[..., None]
         if self.minimums is not None:
@@ -176,7 +179,7 @@ def _q6_k(block: Bytes) -> Blocks:
 
 
 def _iq4_nl(block: Bytes) -> Blocks:
-    return Blocks(_nibbles(block[..., 2:]), _halves(block[..., :2])[..., 0], table=True)
+    return Blocks(_nibbles(block[..., 2:]), _halves(block[..., :2])[..., 0], table=INT4_TABLE.table)
 
 
 def _iq4_xs(block: Bytes) -> Blocks:
@@ -186,7 +189,12 @@ def _iq4_xs(block: Bytes) -> Blocks:
     whole = block[..., 4:8].repeat(2, axis=-1) >> 4 * (groups % 2) & 15 | upper << 4
     scales = _halves(block[..., :2]) * (whole.astype(np.float32) - np.float32(32))
     codes = _nibbles(block[..., 8:].reshape(*shape, 8, 16))
-    return Blocks(codes.reshape(shape[0], -1, 32), scales.reshape(shape[0], -1), table=True)
+    return Blocks(codes.reshape(shape[0], -1, 32), scales.reshape(shape[0], -1), table=INT4_TABLE.table)
+
+
+def _mxfp4(block: Bytes) -> Blocks:
+    """As `Q4_0` but for the scale, the exponent of a power of two."""
+    return Blocks(_nibbles(in_ascending_codes(block[..., 1:])), scales_of(block[..., 0]), table=MXFP4.table)
 
 
 TYPES = {
@@ -203,11 +211,12 @@ TYPES = {
     14: TensorType("Q6_K", 256, 210, _q6_k),
     20: TensorType("IQ4_NL", 32, 18, _iq4_nl),
     23: TensorType("IQ4_XS", 256, 136, _iq4_xs),
+    39: TensorType("MXFP4", 32, 17, _mxfp4),
 }
 """Types that are read, by their number in a file (`enum ggml_type`)."""
 
 _OTHERS = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip

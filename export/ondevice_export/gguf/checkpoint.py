@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import TOKENIZER
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint, joined
 from ondevice_export.checkpoint.json_fields import JsonFields
@@ -30,11 +30,11 @@ from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
 
 _KEPT = {
     "Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "IQ4_NL": INT4_TABLE, "IQ4_XS": INT4_TABLE, "Q5_0": INT8,
-    "Q8_0": INT8,
+    "Q8_0": INT8, "MXFP4": MXFP4,
 }  # fmt: skip
 """Types whose blocks a bundle stores as they are, and their format there. Only Q4_K and IQ4_XS lose something: the
-products of their scales are rounded from 17 bits to fp16. The others have no format of their own and become int8 (Q6_K
-has a scale for every 16 weights, Q5_1 and Q5_K have minimums)."""
+products of their scales are rounded from 17 bits to fp16; and MXFP4 where a scale is below 2**-24. The others have no
+format of their own and become int8 (Q6_K has a scale for every 16 weights, Q5_1 and Q5_K have minimums)."""
 
 
 class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
@@ -93,21 +93,15 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return dict(Counter(place.kind.name for place in places.values()))
 
     def kept_format(self, name: str) -> WeightFormat | None:
-        """The format in which a bundle stores a matrix as it is; None if there is none."""
         kinds = {part.place.kind.name for part in self._find(name).parts}
         return _KEPT.get(kinds.pop()) if len(kinds) == 1 else None
 
     def kept_blocks(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.uint8], Float32Array, Float32Array | None]:
-        """Rows `start` to `stop` of a matrix in its `kept_format`: codes uint8[rows, width], one per byte; scales and
-        minimums [rows, width / 32], the latter None in a symmetric format.
-        """
         blocks, form = self.blocks(name, start, stop), _KEPT[self.kind(name).name]
         codes = blocks.codes.reshape(stop - start, -1)
-        parts = [(part.stop - part.start, part.factor) for part in self._find(name).between(start, stop)]
-        counts, values = zip(*parts, strict=True)
-        factors = np.repeat(np.array(values, np.float32), counts)[:, None]
+        factors = self._factors(name, start, stop)
         minimums = None if blocks.minimums is None else blocks.minimums * factors
         return codes + np.uint8(form.zero - blocks.zero), blocks.scales * factors, minimums
 
@@ -143,8 +137,8 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         """Rows that lie in one of the file's tensors."""
         order = self._order(name, part.place)
         if order is None:
-            return part.file.read_rows(part.place, part.start, part.stop)
-        wanted = order[part.start : part.stop]
+            return part.file.read_rows(part.place, part.start, part.stop)[:: part.step]
+        wanted = order[part.start : part.stop : part.step]
         first = int(wanted.min())
         return part.file.read_rows(part.place, first, int(wanted.max()) + 1)[wanted - first]
 

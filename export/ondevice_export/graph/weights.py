@@ -25,11 +25,9 @@ from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import Formats
-from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.matrices import (
-    BlockReader,
     LateFactors,
     MatrixWriter,
     RowReader,
@@ -100,7 +98,8 @@ class Weights:
     def rescale(self, norm: npt.NDArray[np.float32], readers: Sequence[str]) -> npt.NDArray[np.float32]:
         """Multiply the columns of matrices, and divide the weights of the norm before them, by `FactorSource.rescale`.
 
-        Matrices that were trained for the grid of their format would leave it: with one of them, nothing is changed.
+        Matrices that were trained for the grid of their format would leave it, and those that are stored as they are
+        have no columns to multiply: with one of them, nothing is changed.
 
         Args:
             norm: the norm's weights.
@@ -117,6 +116,8 @@ class Weights:
             return norm
         formats = {name: self.formats.of(self.checkpoint, name, self.formats.layers) for name in names}
         rounded = {name: form for name, form in formats.items() if form.bits == 4}
+        if any(self.formats.kept(self.checkpoint, name) for name in names):
+            return norm
         if not rounded or any(self._is_trained_for(form, name) for name, form in rounded.items()):
             return norm
         factors = self._calibration.rescale(names, self._complete)
@@ -130,7 +131,7 @@ class Weights:
     ) -> ir.Value:
         """Store a small float32 or int64 array; `shape` is its shape in the graph if that differs from the array's."""
         region = self._file.reserve(values.nbytes)
-        if self._calibration is None or not self._calibration.is_written(name):
+        if not self._is_written(name):
             self._file.write(region, 0, values)
         self._list(name, Tensor(values.shape, _PLAIN[values.dtype.name], region.offset, region.nbytes))
         return builder.external(name, region, ir.DataType.from_numpy(values.dtype), shape or values.shape)
@@ -147,12 +148,14 @@ class Weights:
             *leading, width = shape = self.checkpoint.shape(source)
             reader = rows or partial(self._rows, source)
             size = math.prod(leading), width
-            blocks = self._kept_blocks(source) if rows is None else None
-            if blocks is None:
+            kept = self.formats.kept(self.checkpoint, source) if rows is None else None
+            if kept is None:
                 stored = self._quantised(name, source, size, self.formats.chosen.get(source, form), reader, half_scales)
+            elif self._is_written(source):
+                stored = self._writer.keep(self._file, source, size, kept, half_scales=half_scales)
             else:
-                form = self.formats.of(self.checkpoint, source, form)
-                stored = self._writer.add_blocks(self._file, source, size, form, blocks, half_scales=half_scales)
+                blocks = partial(self.checkpoint.kept_blocks, source)
+                stored = self._writer.add_blocks(self._file, source, size, kept, blocks, half_scales=half_scales)
         else:
             shape = self._modules.shape(source)
             stored = self._as_trained(source, shape, self._modules)
@@ -176,7 +179,7 @@ class Weights:
         A matrix that an export that was ended has written is kept, of any format: its columns may be rescaled.
         """
         factors: Factors | LateFactors | None = None
-        if self._calibration is not None and self._calibration.is_written(source):
+        if self._is_written(source):
             return self._writer.keep(self._file, source, size, form, half_scales=half_scales)
         if self._calibration is not None and form.bits == 4:
             found = partial(self._calibration.factors, source, self._complete)
@@ -197,12 +200,9 @@ class Weights:
         self._writer.finish()
         self._file.sync()
 
-    def _kept_blocks(self, name: str) -> BlockReader | None:
-        """The blocks of a GGUF file's matrix that is stored as it is; None for other matrices."""
-        file = self.checkpoint
-        if not self.formats.keep or not isinstance(file, GgufCheckpoint) or file.kept_format(name) is None:
-            return None
-        return partial(file.kept_blocks, name)
+    def _is_written(self, name: str) -> bool:
+        """Whether an export that was ended has written a tensor."""
+        return self._calibration is not None and self._calibration.is_written(name)
 
     def _as_trained(self, name: str, shape: tuple[int, int], modules: QuantizedModules) -> StoredMatrix:
         """Store a matrix with the checkpoint's own codes, or its own numbers if it is not quantised."""

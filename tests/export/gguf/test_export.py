@@ -95,6 +95,7 @@ def _stored(bundle: Bundle, name: str) -> tuple[Tensor, np.ndarray]:
         ("Q4_0", "int4", False),
         ("Q4_1", "int4", True),
         ("IQ4_NL", "int4-table", False),
+        ("MXFP4", "mxfp4", False),
         ("Q5_0", "int8", False),
         ("Q8_0", "int8", False),
     ],
@@ -110,7 +111,7 @@ def test_the_default_keeps_every_weight(
         assert (tensor.format, tensor.minimums is not None) == (form, affine)
         np.testing.assert_array_equal(weights, quantised(state[f"model.{name}.weight"], Kind[kind]))
     manifest = bundle.manifest
-    assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", int(form[3]))
+    assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", tensor.weight_format.bits)
     source = manifest.sources["target"]
     assert (source.id, source.file) == (path.name, path.name)
     assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -150,7 +151,7 @@ def _logits(model: Any, bundle: Bundle, engine: EngineName) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "Q8_0"])
 def test_both_engines_run_it_with_its_tokenizer(
     llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:
@@ -168,7 +169,7 @@ def test_both_engines_run_it_with_its_tokenizer(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "Q8_0"])
 def test_a_drafter_scores_with_the_rows_of_the_file(
     llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:
@@ -212,8 +213,10 @@ def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: N
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("of_up", [Kind.Q4_1, Kind.Q8_0])
-def test_experts_of_quantised_files(tmp_path: Path, of_up: Kind, engine: EngineName, kernels: None) -> None:
+@pytest.mark.parametrize(("others", "of_up"), [(Kind.Q4_1, Kind.Q4_1), (Kind.Q4_1, Kind.Q8_0), (Kind.MXFP4,) * 2])
+def test_experts_of_quantised_files(
+    tmp_path: Path, others: Kind, of_up: Kind, engine: EngineName, kernels: None
+) -> None:
     """Gate and up of one type are kept; of two types, they are one matrix of the bundle's own format."""
     sizes = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
     fields = {**SIZES, **sizes, "hidden_size": 128, "num_hidden_layers": 2, "head_dim": 32}
@@ -224,16 +227,17 @@ def test_experts_of_quantised_files(tmp_path: Path, of_up: Kind, engine: EngineN
                 value.normal_(0.0, 1.0 if name.endswith("mlp.gate.weight") else 0.1)
 
     def kind(name: str) -> Kind:
-        return of_up if "up_proj" in name else Kind.Q4_1
+        return of_up if "up_proj" in name else others
 
     path = write_gguf(tmp_path / "moe.gguf", "qwen3moe", model.config, state_of(model), kind=kind, more=_tokens)
     bundle = Bundle.open(export(path, tmp_path / "bundle"))
     with GgufCheckpoint(path) as file:
         weights = {name: file.read(name) for name in file.names}
         assert (file.kept_format("model.layers.0.mlp.experts.gate_up_proj") is None) == (of_up is Kind.Q8_0)
-        assert file.types()["Q4_1"] == (16 if of_up is Kind.Q4_1 else 14)
+        assert file.types()[others.name] == (16 if of_up is others else 14)
     tensor, found = _stored(bundle, "layers.1.experts.gate_up_proj")
-    assert (tensor.format, tensor.shape) == ("int4" if of_up is Kind.Q4_1 else "int8", (5, 128, 128))
+    form = {Kind.Q4_1: "int4", Kind.MXFP4: "mxfp4", Kind.Q8_0: "int8"}[of_up]
+    assert (tensor.format, tensor.shape) == (form, (5, 128, 128))
     expected = weights["model.layers.1.mlp.experts.gate_up_proj"].reshape(found.shape)
     close = {"atol": 0.01} if of_up is Kind.Q8_0 else {"rtol": 0}
     np.testing.assert_allclose(found, expected, **close)
@@ -363,7 +367,7 @@ def test_rounding_a_file_to_fewer_bits_says_what_it_costs(llama: tuple[Path, Any
         return [note for note in notes if "second time" in note]
 
     assert "16 of 16 matrices are rounded to 4 bits a second time" in noted(Kind.Q8_0, "int4")[0]
-    assert noted(Kind.Q4_0, "int4") == []
+    assert noted(Kind.Q4_0, "int4") == noted(Kind.MXFP4, "int4") == []
     assert noted(Kind.Q8_0, "int8") == []
     assert noted(Kind.F32, "int4") == noted(Kind.BF16, "int4") == []
 

@@ -19,7 +19,7 @@ from tests.fixtures.published import published
 
 _HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
 }  # fmt: skip
 """Where a block has fp16 numbers."""
 
@@ -32,6 +32,8 @@ def _bytes(name: str, rows: int, blocks: int) -> np.ndarray:
     for at in _HALVES[name]:
         numbers = rng.standard_normal((rows, blocks, 1)).astype(np.float16)
         data[..., at : at + 2] = numbers.view(np.uint8)
+    if name == "MXFP4":
+        data[..., 0] %= 255  # the exponent of NaN
     return data.reshape(rows, -1)
 
 
@@ -44,7 +46,7 @@ def test_quantised_types_are_those_of_the_gguf_package(name: str) -> None:
     blocks = read_blocks(data, kind)
     assert blocks.codes.shape == (5, 3 * kind.weights // (16 if name == "Q6_K" else 32), blocks.codes.shape[2])
     assert (blocks.minimums is None) == (name not in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"))
-    assert blocks.codes.max() < {"4": 16, "5": 32, "6": 64, "8": 256}[name.removeprefix("I")[1]]
+    assert blocks.codes.max() < {"4": 16, "5": 32, "6": 64, "8": 256}[name.removeprefix("I").removeprefix("MXF")[1]]
 
 
 def test_plain_types() -> None:

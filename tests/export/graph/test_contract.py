@@ -14,6 +14,7 @@ from ondevice.bundle_format.interfaces import Interface
 from ondevice_export import export
 from ondevice_export.graph.graph_builder import GraphBuilder
 from tests.export.conftest import Pair
+from tests.fixtures.mxfp4 import save_in_mxfp4
 from tests.fixtures.tiny_models import VOCAB
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -30,10 +31,13 @@ def signature(values: list[onnx.ValueInfoProto]) -> Signature:
     }
 
 
-@pytest.fixture(scope="module", params=["int4", "int4-affine", "int4-table", "int8"])
+@pytest.fixture(scope="module", params=["int4", "int4-affine", "int4-table", "mxfp4", "int8"])
 def quantized(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("quantized") / "bundle"
-    return export(pair.directory / "target", out, quantize=request.param)
+    directory = tmp_path_factory.mktemp("quantized")
+    if request.param == "mxfp4":
+        target = save_in_mxfp4(pair.directory / "target", directory / "target", lambda name: "embed_tokens" not in name)
+        return export(target, directory / "bundle", drafter=str(pair.directory / "drafter"))
+    return export(pair.directory / "target", directory / "bundle", quantize=request.param)
 
 
 def test_target_signature(pair: Pair) -> None:

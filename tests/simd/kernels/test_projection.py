@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from ondevice.bundle_format.weight_format import (
     INT4_AFFINE,
     INT4_TABLE,
     INT8,
+    MXFP4,
     WeightFormat,
 )
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
@@ -122,6 +124,28 @@ def test_a_projection_equals_its_twin(form: WeightFormat, steps: Steps, rows: in
     assert not out[:, 72:].any(), "rows beyond the last are zero"
 
 
+@pytest.mark.parametrize("rows", [*range(1, 10), 19])
+@pytest.mark.parametrize("form", [INT4_TABLE, MXFP4], ids=lambda form: form.name)
+def test_codes_of_a_table_are_multiplied_as_their_levels_in_8_bits(form: WeightFormat, rows: int) -> None:
+    """All codes, with scales from the least of fp16 to the largest; a row has the same bits alone."""
+    rng = np.random.default_rng(rows)
+    levels = random_matrix(rng, 72, 96, form)
+    levels.codes[:16] = np.arange(48, dtype=np.uint8) * 17
+    exponents = rng.integers(-24, 16, levels.scales.shape)
+    scales = np.ldexp(np.float32(1), exponents).astype(np.float32)
+    bytes8 = (form.levels[form.unpack(levels.codes)] + 128).astype(np.uint8)
+    x = rng.standard_normal((rows, 96)).astype(np.float32)
+    found = []
+    for matrix in (replace(levels, scales=scales), Matrix(bytes8, scales, INT8)):
+        layout = PackLayout()
+        packed = layout.add(matrix)
+        pack = pack_of(layout)
+        found.append(run(pack, packed, x))
+        for row in range(rows):
+            np.testing.assert_array_equal(run(pack, packed, x[row : row + 1])[0], found[-1][row])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("form", IN_GROUPS, ids=lambda form: form.name)
 def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
     codes = np.zeros((32, form.bytes(96)), np.uint8)
@@ -158,7 +182,7 @@ def test_rows_of_one_pack_may_have_steps_of_their_own() -> None:
     )
 
 
-@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, MXFP4], ids=lambda form: form.name)
 def test_matrices_with_one_input_lie_one_after_another(form: WeightFormat) -> None:
     rng = np.random.default_rng(1)
     parts = [random_matrix(rng, rows, 64, form) for rows in (64, 32, 32)]
@@ -179,7 +203,7 @@ def test_the_softcap() -> None:
     np.testing.assert_allclose(run(pack_of(layout), packed, x, cap=30.0), 30 * np.tanh(plain / 30), atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, MXFP4], ids=lambda form: form.name)
 @pytest.mark.parametrize("with_up", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 11])
 @pytest.mark.parametrize(("function", "twin"), [(GELU, twins.gelu), (SILU, twins.silu)], ids=["gelu", "silu"])

@@ -8,7 +8,7 @@ import pytest
 from llvmlite import ir
 
 from benchmarks.speed.tile_code import tile_code
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4, WeightFormat
 from ondevice.engines.simd.kernels.contract.matrices import GROUPS, PRODUCTS
 from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native import library
@@ -24,7 +24,7 @@ def events_of(name: str, form: WeightFormat, rows: int) -> str:
     return "".join({"=": "l", "v": "d", "l": "p"}[each[0]] for each in found)
 
 
-@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, INT8], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, MXFP4, INT8], ids=lambda form: form.name)
 @pytest.mark.parametrize(("name", "rows", "loads"), [("avx512vnni", 1, 1), ("avx512vnni", 8, 1), ("avxvnni", 4, 2)])
 def test_a_cache_line_of_weights_is_multiplied_before_the_next_is_loaded(
     name: str, rows: int, loads: int, form: WeightFormat

@@ -10,22 +10,33 @@ and one layout serves all. Vector j holds these k in its four bytes per row:
 
 A code c stands for the weight c - 2**(b - 1), times a scale. Scales of weights in groups of 32 are fp16[block][16]. If
 the groups have minimums, c stands for c times a scale plus a minimum, and both are fp16[block][2][16]: a cache line per
-block. In a table format, c stands for LEVELS[c] (`weight_format`), times a scale. A matrix with one scale per row has
-an epilogue for each tile instead: see `epilogue_tiles`. Weights of 16 bits (bfloat16) and 32 bits (float32) are
-plain numbers [32][16] per block, k by k.
+block. In a table format, c stands for a number of its table (`weight_format.TABLES`), times a scale. A matrix with one
+scale per row has an epilogue for each tile instead: see `epilogue_tiles`. Weights of 16 bits (bfloat16) and 32 bits
+(float32) are plain numbers [32][16] per block, k by k.
 
 In a file, a row's codes lie one after the other, the lowest bits of a byte first: uint8[rows, width * b / 8].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import (
+    E2M1,
+    INT4,
+    INT4_AFFINE,
+    INT4_TABLE,
+    INT8,
+    IQ4_NL,
+    MXFP4,
+    WeightFormat,
+)
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, InstructionSet
 from ondevice.engines.simd.kernels.contract.matrices import BLOCK, TILE
 from ondevice.engines.simd.kernels.isa.dot import interleaved
@@ -176,11 +187,11 @@ def _nibbles(builder: Any, isa: InstructionSet, pairs: Any) -> list[Any]:
     return [low, high if isa.by_lane else builder.and_(high, constant(15, pairs.type))]
 
 
-def _levels(builder: Any, isa: InstructionSet, pairs: Any) -> list[Any]:
-    """The levels of the low and of the high nibbles of bytes: signed bytes, or 128 more if the instruction set needs
-    unsigned ones. Products with them are those of 8-bit weights.
+def _levels(builder: Any, isa: InstructionSet, pairs: Any, number: int) -> list[Any]:
+    """The levels of the low and of the high nibbles of bytes, in the table of this number: signed bytes, or 128 more if
+    the instruction set needs unsigned ones. Products with them are those of 8-bit weights.
     """
-    table = level_table(isa, pairs.type.count)
+    table = level_table(isa, number, pairs.type.count)
     if byte_shuffle() == "vpermb":  # the table is there four times, so no mask: as many instructions as `_nibbles`
         low, high = pairs, _shift_bytes(builder, isa, pairs, 4)
         return [look_up_wide(builder, table, low), look_up_wide(builder, table, high)]
@@ -242,7 +253,7 @@ def paired_codes(
     if form == INT8:
         codes = unpack(builder, isa, INT8, pointer, offset)
         return [interleaved(builder, codes[first], codes[first + 2]) for first in (0, 1, 4, 5)]
-    packed, halves, found = _packed(builder, isa, pointer, offset), _levels if form.table else _nibbles, []
+    packed, halves, found = _packed(builder, isa, pointer, offset), _UNPACK[form], []
     for j in (0, 2):  # two vectors are interleaved before each becomes two
         rows = [halves(builder, isa, own) for own in interleaved(builder, packed[j], packed[j + 1])]
         found += list(zip(*rows, strict=True))
@@ -274,7 +285,13 @@ def pack_int8_tile(codes: int, rows: int, blocks: int, out: int) -> None:
 
 # All widths
 
-_UNPACK = {INT4: _nibbles, INT4_AFFINE: _nibbles, INT4_TABLE: _levels, INT8: _bytes}
+_UNPACK: dict[WeightFormat, Callable[[Any, InstructionSet, Any], list[Any]]] = {
+    INT4: _nibbles,
+    INT4_AFFINE: _nibbles,
+    INT4_TABLE: partial(_levels, number=IQ4_NL),
+    MXFP4: partial(_levels, number=E2M1),
+    INT8: _bytes,
+}
 
 
 def unpack(

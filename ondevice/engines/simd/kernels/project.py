@@ -20,6 +20,7 @@ from ondevice.engines.simd.kernels.contract.matrices import (
     GROUPS,
     GROUPS4,
     GROUPS4_AFFINE,
+    GROUPS4_E2M1,
     GROUPS4_TABLE,
     GROUPS8,
     MAX_GROUP_ROWS,
@@ -281,6 +282,8 @@ def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, s
         groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == GROUPS4_TABLE:
         groups4_table(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == GROUPS4_E2M1:
+        groups4_e2m1(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS2:
         steps2(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS4:
@@ -304,7 +307,8 @@ def scale_bytes(product: int, blocks: int) -> Any:
     """Bytes of a tile's scales and minimums, or of its epilogue."""
     if product == GROUPS4_AFFINE:
         return 4 * TILE * blocks
-    return 2 * TILE * blocks if product in (GROUPS4, GROUPS4_TABLE, GROUPS8) else EPILOGUE_BYTES
+    in_groups = product in (GROUPS4, GROUPS4_TABLE, GROUPS4_E2M1, GROUPS8)
+    return 2 * TILE * blocks if in_groups else EPILOGUE_BYTES
 
 
 @emits(types.void, LITERAL, *[types.int64] * 7)
@@ -335,7 +339,8 @@ def product_kernel(kind: int) -> Any:
 
 
 groups4, groups8 = product_kernel(GROUPS4), product_kernel(GROUPS8)
-groups4_affine, groups4_table = product_kernel(GROUPS4_AFFINE), product_kernel(GROUPS4_TABLE)
+groups4_affine = product_kernel(GROUPS4_AFFINE)
+groups4_table, groups4_e2m1 = product_kernel(GROUPS4_TABLE), product_kernel(GROUPS4_E2M1)
 steps2, steps4, steps8 = (product_kernel(kind) for kind in (STEPS2, STEPS4, STEPS8))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.bundle_format.weight_format import E2M1, IQ4_NL
 from ondevice.engines.simd.kernels.contract.steps import Table
 from ondevice.engines.simd.kernels.formats import int2_weights, int4_weights, int8_weights
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
@@ -33,7 +34,9 @@ def weights_at(table: Table, index: int) -> Any:
     """Weights index..index + 15 of a table, without scale."""
     codes, bits = table.codes, table.bits
     if bits == 4:
-        return load_levels(codes + index // 2) if table.looked_up else int4_weights(codes, index)
+        if table.looked_up == IQ4_NL:
+            return load_levels(IQ4_NL, codes + index // 2)
+        return load_levels(E2M1, codes + index // 2) if table.looked_up == E2M1 else int4_weights(codes, index)
     if bits == 8:
         return int8_weights(codes, index)
     if bits == 2:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT4_TABLE, INT8
+from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4
 
 TILE = 16
 """Output rows of a tile."""
 BLOCK = 32
 """Neighbouring weights of a row, or activations; in group formats they share a scale."""
 
-GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE, STEPS2, STEPS4, STEPS8, PLAIN = range(8)
+GROUPS4, GROUPS8, GROUPS4_AFFINE, GROUPS4_TABLE, GROUPS4_E2M1, STEPS2, STEPS4, STEPS8, PLAIN = range(9)
 """Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. Weights
-of GROUPS4_AFFINE have a minimum per block, codes of GROUPS4_TABLE are looked up. PLAIN multiplies float32 rows with
-weights of any width."""
+of GROUPS4_AFFINE have a minimum per block, codes of GROUPS4_TABLE and GROUPS4_E2M1 are looked up. PLAIN multiplies
+float32 rows with weights of any width."""
 
 PAIRED_BYTES = 56
 """Most bytes of a row's quantised block: see `activations.ROW_BYTES`."""
@@ -47,6 +47,7 @@ PRODUCTS = {
     (GROUPS, INT8): GROUPS8,
     (GROUPS, INT4_AFFINE): GROUPS4_AFFINE,
     (GROUPS, INT4_TABLE): GROUPS4_TABLE,
+    (GROUPS, MXFP4): GROUPS4_E2M1,
     (STEPS, BY_ROW[2]): STEPS2,
     (STEPS, BY_ROW[4]): STEPS4,
     (STEPS, BY_ROW[8]): STEPS8,

@@ -38,7 +38,8 @@ class Table(NamedTuple):
     bits: int
     """Bits of a code."""
     looked_up: int
-    """1 if the weight of a code is looked up in `weight_format.LEVELS`, 0 if it is the code less that of zero."""
+    """Number of the table in `weight_format.TABLES` in which codes are looked up; 0 if the weight of a code is the code
+    less that of zero."""
     group: int
     """Numbers that share a scale; 0 if the codes are plain numbers."""
     width: int

@@ -7,9 +7,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ondevice.bundle_format.weight_format import LEVELS
+from ondevice.bundle_format.weight_format import TABLES
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES, InstructionSet, instruction_set
-from ondevice.engines.simd.kernels.isa.jit import emits
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.vector import I8, I32, VF32, call, floats16, read_int4
 from ondevice.native import library
 
@@ -50,14 +50,18 @@ def look_up_wide(builder: Any, table: Any, places: Any) -> Any:
     return call(builder, "llvm.x86.avx512.permvar.qi.512", table.type, table, places)
 
 
-def level_table(isa: InstructionSet, count: int) -> Any:
-    """`weight_format.LEVELS` as <count x i8>, repeated: signed bytes, or plus 128 if `isa` multiplies unsigned ones."""
-    levels = [level + isa.int8_zero for level in LEVELS]
+def level_table(isa: InstructionSet, number: int, count: int) -> Any:
+    """A table of `weight_format.TABLES` as <count x i8>, repeated: signed bytes, or plus 128 if `isa` multiplies
+    unsigned ones.
+    """
+    levels = [level + isa.int8_zero for level in TABLES[number]]
     return ir.Constant(ir.VectorType(I8, count), levels * (count // len(levels)))
 
 
-@emits(floats16, types.int64)
-def load_levels(builder: Any, address: Any) -> Any:
-    """Load 16 codes of 4 bits, the low nibble of a byte first, and look up their levels, as float32."""
-    table = ir.Constant(ir.VectorType(I8, LANES), list(LEVELS))
+@emits(floats16, LITERAL, types.int64)
+def load_levels(builder: Any, number: int, address: Any) -> Any:
+    """Load 16 codes of 4 bits, the low nibble of a byte first, and look them up in a table of `weight_format.TABLES`,
+    as float32.
+    """
+    table = ir.Constant(ir.VectorType(I8, LANES), list(TABLES[number]))
     return builder.sitofp(look_up(builder, table, read_int4(builder, address)), VF32)
