@@ -73,6 +73,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="choose a format of 4 bits or int8 for each matrix, 4.5 to 8.5 bits on average: more where it counts most",
     )
     parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="the longest text, in tokens: less takes less memory; more than the default is for models with longrope, "
+        "such as Phi-4-mini, whose frequencies are then those of long texts, for all texts (default: the model's own)",
+    )
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument("--gguf", metavar="NAME", help="the GGUF file to take of SOURCE, and to download of a hub id")
     parser.add_argument(
@@ -132,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
                 revision=args.revision,
                 gguf=args.gguf,
                 text_only=args.text_only,
+                context=args.context,
                 calibrate=args.calibrate,
                 bits_per_weight=args.bits_per_weight,
                 progress=bar.show,

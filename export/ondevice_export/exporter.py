@@ -19,6 +19,7 @@ from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import BundleError, OndeviceError, PairMismatchError, UsageError, one_line, reason
 from ondevice.machine import expanded
+from ondevice.options import check_whole
 from ondevice.progress import Advance, Progress, counted, silent
 from ondevice_export.bit_budget import choose_formats
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
@@ -55,6 +56,7 @@ def export(
     revision: str | None = None,
     gguf: str | None = None,
     text_only: bool = False,
+    context: int | None = None,
     calibrate: str | None = None,
     bits_per_weight: float | None = None,
     progress: Progress = silent,
@@ -75,6 +77,9 @@ def export(
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.
+        context: the longest text of the bundle, in tokens; None for the model's own. A model with `longrope` has two
+            sets of frequencies, and a bundle one: by default that of texts up to the original length, where its texts
+            end; with a longer `context` that of longer texts, for all texts.
         calibrate: round to 4 bits by what a text or an importance matrix says of the inputs.
         bits_per_weight: choose a format for each matrix, so that they have this number on average.
         progress: called with the number of weights written so far and in total; a text that is run counts too.
@@ -91,6 +96,7 @@ def export(
             bundle.
     """
     options = ExportOptions(quantize, head_bits, calibrate, bits_per_weight)
+    context = None if context is None else check_whole("context", context, 2)
     target = locate(str(source), revision, gguf)
     options = options.for_target(gguf=target.file is not None)
     notes: list[str] = []  # for after the target is opened: where that fails, only the error is of interest
@@ -100,7 +106,11 @@ def export(
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
     with ExitStack() as stack:
-        opened = stack.enter_context(open_target(target, note, text_only=text_only))
+        opened = stack.enter_context(open_target(target, note, text_only=text_only, context=context))
+        if context is not None and context > (limit := opened.config.context_length):
+            raise UsageError(
+                f"--context is {context}: texts of this model end at {limit} tokens in a bundle, and cannot be longer"
+            )
         for line in notes:
             note(line)
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
@@ -112,11 +122,11 @@ def export(
                 if heads != "auto":
                     raise
                 note(f"no heads: {error}")
-        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
+        write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
     return place
 
 
-def _write(
+def write(
     target: TargetCheckpoint,
     drafter: DrafterCheckpoint | None,
     heads: HeadsCheckpoint | None,
@@ -124,9 +134,10 @@ def _write(
     options: ExportOptions,
     *,
     progress: Progress,
-    note: Note,
-    on_begin: Callable[[], None],
+    note: Note = _log.info,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> None:
+    """Write open checkpoints to a bundle; the arguments are as for `export`, which finds and opens them."""
     if target.modules is not None and (options.calibrate, options.bits_per_weight) != (None, None):
         raise UsageError("the weights stay as they were trained: leave --calibrate and --bits-per-weight out")
     if options.bits_per_weight is not None:
@@ -205,11 +216,14 @@ def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle
 
 
 def _key(target: TargetCheckpoint, options: ExportOptions, text: str) -> str:
-    """The same for calibrated exports of the same bytes: by the target's files, the options, the text and the tools."""
+    """The same for calibrated exports of the same bytes: by the target's files, the options, the text and the tools.
+
+    The longest text is one of the options: it decides the frequencies with which the calibration's text is run.
+    """
     path = target.checkout.path
     files = parts(path) if path.is_file() else sorted(filter(Path.is_file, path.iterdir()))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    given = str(path), stats, options, text, sorted(tool_versions().items())
+    given = str(path), stats, options, target.config.context_length, text, sorted(tool_versions().items())
     return hashlib.sha256(repr(given).encode()).hexdigest()
 
 

@@ -31,13 +31,20 @@ class Reference:
 class Original:
     """A target and its drafter, run by transformers."""
 
-    def __init__(self, target: Path, drafter: Path | None) -> None:
+    def __init__(self, target: Path, drafter: Path | None, context: int = 0) -> None:
         """
+        Args:
+            target: the directory of the target's checkpoint.
+            drafter: that of its drafter; None without one.
+            context: the longest text of the bundle that is compared, by which a model with `longrope` has its
+                frequencies; here it would have them by the text.
+
         Raises:
             UsageError: the installed version of transformers cannot load the checkpoints.
         """
         _check_version(target)
         self._target = _load(target)
+        _choose_frequencies(self._target, context)
         self._drafter = None if drafter is None else _load(drafter)
 
     @property
@@ -95,6 +102,16 @@ def _check_version(directory: Path) -> None:
             f"transformers {__version__} cannot load a checkpoint that was trained quantised, to compare with: "
             "5.23 or newer can"
         )
+
+
+def _choose_frequencies(model: Any, context: int) -> None:
+    """Give a model with `longrope` the frequencies of long texts for all of them, if the longest one is long."""
+    config = model.config.get_text_config()
+    parameters = config.rope_parameters
+    if parameters.get("rope_type") == "longrope" and context > parameters["original_max_position_embeddings"]:
+        parameters["short_factor"] = parameters["long_factor"]
+        decoder = model.get_decoder()
+        decoder.rotary_emb = type(decoder.rotary_emb)(config)
 
 
 def _load(directory: Path) -> Any:

@@ -148,19 +148,20 @@ def verify(
         bundle_path: the bundle's directory.
         target: the directory of the checkpoint that the bundle was exported from.
         drafter: the directory of the drafter's checkpoint; None if the bundle has no drafter.
-        prompts: token ids of each prompt; each is cut to 256 tokens.
+        prompts: token ids of each prompt; each is cut to 256 tokens, or to the bundle's longest text.
         threads: number of threads of the bundle's engine.
 
     Raises:
         MissingDependencyError: torch, transformers or optimum is not installed.
         PromptError: no prompt has two tokens.
     """
-    usable = [list(prompt[:_MAX_TOKENS]) for prompt in prompts if len(prompt) > 1]
+    bundle = Bundle.open(bundle_path)
+    context = bundle.manifest.target.context_length
+    usable = [list(prompt[: min(_MAX_TOKENS, context)]) for prompt in prompts if len(prompt) > 1]
     if not usable:
         raise PromptError("there is nothing to verify with: every prompt is shorter than two tokens")
     check_installed()
-    original = Original(target, drafter)
-    bundle = Bundle.open(bundle_path)
+    original = Original(target, drafter, context)
     engine = OrtEngine(bundle, threads)
     total = _Sums()
     for prompt in usable:

@@ -31,7 +31,7 @@ def compare(args: argparse.Namespace) -> int:
 
     text = read_text(args.text or TEXT)
     bundle = Bundle.open(args.bundle)
-    with _reference(args.against) as (reference, engine):
+    with _reference(args.against, bundle.manifest.target.context_length) as (reference, engine):
         ids = text_ids(text, bundle, reference)
         with (
             load_model(args) as model,
@@ -49,8 +49,9 @@ def compare(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _reference(source: str) -> Iterator[tuple[Bundle, Literal["auto", "ort"]]]:
-    """The reference as a bundle, and its engine. The float32 graph of a checkpoint is written to a temporary directory.
+def _reference(source: str, context: int) -> Iterator[tuple[Bundle, Literal["auto", "ort"]]]:
+    """The reference as a bundle, and its engine. The float32 graph of a checkpoint is written to a temporary directory,
+    with texts as long as those of the bundle that is compared.
 
     Raises:
         MissingDependencyError: it is a checkpoint, and the exporter's packages are not installed.
@@ -65,7 +66,7 @@ def _reference(source: str) -> Iterator[tuple[Bundle, Literal["auto", "ort"]]]:
     with (
         ending_by_exception(),
         ProgressBar("reference", unit=" weights", unit_scale=True) as bar,
-        exporter.reference_bundle(source, bar.show) as bundle,
+        exporter.reference_bundle(source, bar.show, context) as bundle,
     ):
         yield bundle, "ort"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -286,6 +287,7 @@ def calibrated(
     bits_per_weight: float | None = None,
     *,
     source: Path = REFERENCE / "target",
+    **more: Any,
 ) -> Path:
     """Export with a text, and end it at a share of its progress."""
 
@@ -297,7 +299,7 @@ def calibrated(
     return export(
         source, out, drafter="none", heads="none", quantize=quantize, head_bits=head_bits,
         bits_per_weight=bits_per_weight, progress=progress, calibrate=None if calibrate is None else str(calibrate),
-        note=notes.append,
+        note=notes.append, **more,
     )  # fmt: skip
 
 
@@ -350,6 +352,18 @@ def test_another_export_begins_anew(tmp_path: Path, texts: tuple[Path, str], cal
     calibrated(tmp_path / "out", text if calibrates else None, 2, notes)
     assert not any("going on" in line for line in notes)
     assert not directory.exists()
+
+
+def test_an_export_with_another_context_begins_anew(tmp_path: Path, texts: tuple[Path, str]) -> None:
+    """With it, frequencies can be others in all that the text was run through."""
+    notes: list[str] = []
+    for context in (None, 128):
+        with pytest.raises(Ended):
+            calibrated(tmp_path / "out", texts[0], 0.6, notes, context=context)
+    assert not any("going on" in line for line in notes)
+    with pytest.raises(Ended):
+        calibrated(tmp_path / "out", texts[0], 0.6, notes, context=128)
+    assert any("going on" in line for line in notes)
 
 
 @pytest.mark.parametrize(

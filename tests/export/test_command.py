@@ -46,6 +46,12 @@ def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(line.startswith("note: ") for line in printed.err.splitlines())  # no bar where there is no terminal
 
 
+def test_the_context_is_that_of_the_bundle(e2b: Pair, tmp_path: Path) -> None:
+    words = [str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--no-prepare", "--context", "48"]
+    assert command.run(parse(*words)) == 0
+    assert Bundle.open(tmp_path / "out").manifest.target.context_length == 48
+
+
 def test_an_export_that_replaces_another_model_says_so(
     e2b: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +143,7 @@ def test_verify_says_whether_the_bundle_passes(
 def original_of(target: Path) -> Any:
     """Compare with this one instead."""
     real = original.Original.__init__
-    return lambda self, _, drafter: real(self, target, drafter)
+    return lambda self, _, *rest: real(self, target, *rest)
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])

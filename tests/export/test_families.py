@@ -18,7 +18,7 @@ from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.model_config import check_target
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export, families
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary
@@ -30,13 +30,13 @@ from tests.fixtures.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 3 * WINDOW + 5).tolist()
 
 
-def logits_of(bundle: Path) -> np.ndarray:
-    """Logits at every position of the prompt, with a single row and a chunk behind a first chunk."""
+def logits_of(bundle: Path, prompt: list[int] = PROMPT) -> np.ndarray:
+    """Logits at every position of a prompt, with a single row and a chunk behind a first chunk."""
     engine = OrtEngine(Bundle.open(bundle), threads=1)
     session, found, start = engine.open_session(), [], 0
-    for stop in (20, 21, len(PROMPT)):
+    for stop in (20, 21, len(prompt)):
         count = stop - start
-        [outputs] = engine.forward([Rows(session, TokenTree.chain(PROMPT[start:stop]), range(count))])
+        [outputs] = engine.forward([Rows(session, TokenTree.chain(prompt[start:stop]), range(count))])
         session.commit(range(count))
         found.append(outputs.logits.copy())
         start = stop
@@ -297,6 +297,89 @@ def test_a_longrope_ends_where_its_frequencies_change() -> None:
     parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
     config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
     assert families.read_target(config, "config.json").target.context_length == 4096
+
+
+def test_a_longer_context_has_the_frequencies_of_long_texts(tmp_path: Path) -> None:
+    """transformers has them for the whole of a text that is longer than the original length."""
+    model, notes = save_family(tmp_path / "model", "phi4-mini", older=True), list[str]()
+    prompt = np.random.default_rng(1).integers(0, VOCAB, 200).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0].numpy()
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none", context=200, note=notes.append)
+    np.testing.assert_allclose(logits_of(bundle, prompt), expected, atol=1e-4)
+    assert Bundle.open(bundle).manifest.target.context_length == 200
+    assert not any("--context" in line for line in notes)
+    found = verify(bundle, tmp_path / "model", None, [PROMPT], threads=1)
+    assert found.largest_logit_error < 1e-4
+
+
+def test_an_export_without_longer_texts_names_the_option(tmp_path: Path) -> None:
+    notes: list[str] = []
+    for name in ("phi4-mini", "ministral3", "llama3"):
+        save_family(tmp_path / name, name)
+        export(tmp_path / name, tmp_path / "bundle", note=notes.append)
+    [note] = [line for line in notes if "--context" in line]
+    assert note.startswith("texts end at 128 tokens, where the model changes its frequencies: --context N, up to 256,")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "context", "long"),
+    [
+        ("phi4-mini", None, 128, False),
+        ("phi4-mini", 100, 100, False),
+        ("phi4-mini", 128, 128, False),
+        ("phi4-mini", 129, 129, True),
+        ("phi4-mini", CONTEXT, CONTEXT, True),
+        ("phi4-mini", 1 << 20, CONTEXT, True),
+        ("ministral3", 100, 100, False),
+        ("ministral3", CONTEXT, 128, False),
+        ("mistral-full", 32, 32, False),
+        ("llama3", 32, 32, False),
+        ("mistral", WINDOW // 2, WINDOW // 2, False),
+    ],
+)
+def test_a_context_that_is_asked_for(name: str, asked: int | None, context: int, long: bool, tmp_path: Path) -> None:
+    """The frequencies are those of the model, or of its long texts; the window is not longer than a text."""
+    save_family(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    given, found = (families.read_target(config, name, each).target for each in (None, asked))
+    assert found.context_length == context
+    assert (found.rotary != given.rotary) == long
+    assert [layer.attention.scale for layer in found.layers] == [layer.attention.scale for layer in given.layers]
+    assert {layer.attention.window for layer in found.layers} <= {None, min(WINDOW, context)}
+    check_target(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "words"),
+    [
+        ("phi4-mini", CONTEXT + 1, "--context is 257: texts of this model end at 256 tokens in a bundle, and"),
+        ("ministral3", 129, "--context is 129: texts of this model end at 128 tokens in a bundle, and"),
+        ("smollm2", CONTEXT + 1, "--context is 257: texts of this model end at 256 tokens"),
+        ("smollm2", 1, "context must be a whole number of at least 2, not 1"),
+        ("smollm2", 2.5, "context must be a whole number of at least 2, not 2.5"),
+    ],
+)
+def test_a_context_that_no_bundle_has(name: str, context: Any, words: str, tmp_path: Path) -> None:
+    save_family(tmp_path / "model", name)
+    with pytest.raises(UsageError, match=words):
+        export(tmp_path / "model", tmp_path / "bundle", context=context)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_longrope_without_divisors_of_long_texts() -> None:
+    parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
+    config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
+    with pytest.raises(CheckpointError, match="long_factor is no list of 16"):
+        families.read_target(config, "config.json", 8192)
+
+
+def test_texts_shorter_than_the_prompts_are_verified(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", "mistral")
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none", context=24)
+    found = verify(bundle, tmp_path / "model", None, [PROMPT], threads=1)
+    assert found.largest_logit_error < 1e-4
+    assert found.quality.tokens == 23
 
 
 CONFIG: dict[str, Any] = {

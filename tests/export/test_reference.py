@@ -37,7 +37,7 @@ def test_wider_weights_are_closer_to_the_checkpoint(
 
 
 def test_the_temporary_bundle_is_removed() -> None:
-    with reference_bundle(str(REFERENCE / "target"), lambda done, total: None) as bundle:
+    with reference_bundle(str(REFERENCE / "target"), lambda done, total: None, 64) as bundle:
         assert Bundle.open(bundle.path).manifest.quantization.weights == "none"
         assert bundle.manifest.drafter is None
     assert not bundle.path.parent.exists()

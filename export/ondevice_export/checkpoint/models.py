@@ -79,14 +79,23 @@ class DrafterCheckpoint:
 
 
 @contextmanager
-def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> Iterator[TargetCheckpoint]:
+def open_target(
+    checkout: Checkout, note: Note, *, text_only: bool = False, context: int | None = None
+) -> Iterator[TargetCheckpoint]:
     """Open a target and check the shape of every tensor that will be read; with `text_only` without towers.
+
+    `context` is as for `read_target`.
 
     Raises:
         CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
     """
     with open_checkpoint(checkout) as (opened, checkpoint):
-        family, fields, config = read_target(checkpoint.config, checkpoint.origin)
+        family, fields, config = read_target(checkpoint.config, checkpoint.origin, context)
+        if context is None and fields.context < fields.limit:
+            note(
+                f"texts end at {fields.context} tokens, where the model changes its frequencies: --context N, up to "
+                f"{fields.limit}, exports it with the frequencies of longer texts, for all texts"
+            )
         quantization = read_quantization(checkpoint.config, checkpoint.origin)
         names = _names(_weights(checkpoint, quantization), config, family, checkpoint.origin)
         for index in range(len(config.layers)):

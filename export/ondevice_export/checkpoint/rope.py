@@ -25,13 +25,15 @@ class Rotary(NamedTuple):
     factor: float = 1.0
 
 
-def rotary(parameters: JsonFields, head_dim: int, context: int) -> Rotary:
+def rotary(parameters: JsonFields, head_dim: int, context: int, *, longest: int = 0) -> Rotary:
     """The rotary embedding of an entry of `rope_parameters`.
 
     Args:
         parameters: `rope_type`, `rope_theta`, and what the type needs.
         head_dim: numbers of a head.
         context: `max_position_embeddings` of the model.
+        longest: the longest text, in tokens; where it is longer than the original length, `longrope` has other
+            frequencies, for all texts.
 
     Raises:
         CheckpointError: the type or a value is not supported.
@@ -55,19 +57,26 @@ def rotary(parameters: JsonFields, head_dim: int, context: int) -> Rotary:
         except (ArithmeticError, ValueError) as error:  # a logarithm of 0, a quotient beyond floats
             raise CheckpointError(f"{parameters.origin}: yarn cannot be computed: {error}") from error
     if rope_type == "longrope":
-        return _longrope(parameters, base, context)
+        return _longrope(parameters, base, context, longest)
     return Rotary(_rounded(1.0 / base))
 
 
-def usable_context(parameters: JsonFields, context: int) -> int:
-    """The longest text that is computed alike from its beginning to its end.
+def usable_context(parameters: JsonFields, context: int, asked: int | None = None) -> int:
+    """The longest text of a bundle, in which all texts are computed alike from their beginning to their end.
 
-    At the original length `longrope` changes its frequencies, and Ministral 3 begins to scale queries
-    (`llama_4_scaling_beta`).
+    At the original length Ministral 3 begins to scale queries (`llama_4_scaling_beta`), and `longrope` changes its
+    frequencies, unless `rotary` gives it those of longer texts from the beginning.
+
+    Args:
+        parameters: an entry of `rope_parameters`.
+        context: `max_position_embeddings` of the model.
+        asked: the length that a user asks for; None for the longest without other frequencies.
     """
-    if parameters.data.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters.data:
-        return context
-    return min(context, parameters.integer("original_max_position_embeddings", context))
+    usable = context if asked is None else min(context, asked)
+    changes = asked is None and parameters.data.get("rope_type") == "longrope"
+    if not changes and "llama_4_scaling_beta" not in parameters.data:
+        return usable
+    return min(usable, parameters.integer("original_max_position_embeddings", context))
 
 
 def _rounded(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -125,15 +134,18 @@ def _yarn_factor(parameters: JsonFields, factor: float) -> float:
     return growth(1.0)
 
 
-def _longrope(parameters: JsonFields, base: NDArray[Any], context: int) -> Rotary:
-    """The frequencies of texts up to the original context, each divided by a factor of its own."""
+def _longrope(parameters: JsonFields, base: NDArray[Any], context: int, longest: int) -> Rotary:
+    """Frequencies that are each divided by a factor of its own, of two lists: of texts up to the original context, or
+    of longer ones. llama.cpp chooses by the length of its context too, transformers anew for every text.
+    """
     original = parameters.integer("original_max_position_embeddings", context)
-    factor, divisors = parameters.number("factor", context / original), parameters.data.get("short_factor")
+    name = "long_factor" if longest > original else "short_factor"
+    factor, divisors = parameters.number("factor", context / original), parameters.data.get(name)
     if (
         not isinstance(divisors, list)
         or len(divisors) != len(base)
         or not all(isinstance(each, int | float) and 0 < each < 1e6 for each in divisors)
     ):
-        raise CheckpointError(f"{parameters.origin}: short_factor is no list of {len(base)} positive numbers")
+        raise CheckpointError(f"{parameters.origin}: {name} is no list of {len(base)} positive numbers")
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     return Rotary(_rounded(1.0 / (np.array(divisors) * base)), parameters.number("attention_factor", grown))

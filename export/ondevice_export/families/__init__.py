@@ -33,18 +33,20 @@ class Described(NamedTuple):
     target: Target
 
 
-def read_target(data: Mapping[str, Any], origin: str) -> Described:
+def read_target(data: Mapping[str, Any], origin: str, context: int | None = None) -> Described:
     """Read the configuration of a target.
 
     Args:
         data: `config.json`, or what another kind of checkpoint has in its place.
         origin: what error messages call it.
+        context: the longest text that a user asks for, in tokens; a model may end before. Where it is longer than the
+            original length of a `longrope`, all texts are computed with the frequencies of long ones.
 
     Raises:
         CheckpointError: the architecture is not supported, or the configuration is damaged or not supported.
     """
     family = _find_family(architecture(data), origin)
-    config = family.config(data, origin)
+    config = family.config(data, origin, context)
     return Described(family, config, decoder(family, config))
 
 

@@ -44,16 +44,23 @@ class Config(JsonFields):
     Attributes:
         ropes: the distinct rotary embeddings of the layers made so far.
         head_dim: numbers of a head, where no layer says otherwise.
-        context: the longest text.
+        context: the longest text of a bundle.
+        limit: the most that it can be where a user asks for it.
     """
 
-    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
+    def __init__(self, data: Mapping[str, Any], origin: str, context: int | None = None) -> None:
+        """
+        context : the longest text that a user asks for; a model may end before
+        """
         super().__init__(data, origin)
         self.ropes: list[tuple[float, ...]] = []
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads", maximum=MAX_HEADS)
         self.head_dim = self.integer("head_dim", max(1, hidden // heads))
         most = self.integer("max_position_embeddings")
-        self.context = min(usable_context(self.rope(kind), most) for kind in set(data["layer_types"]))
+        self.context, self.limit = (
+            min(usable_context(self.rope(kind), most, asked) for kind in set(data["layer_types"]))
+            for asked in (context, most)
+        )
 
     def kind(self, index: int) -> str:
         """`full_attention` or `sliding_attention`."""
@@ -109,7 +116,8 @@ class Config(JsonFields):
         if turned is not None:
             parameters = JsonFields({**parameters.data, "partial_rotary_factor": 1.0}, parameters.origin)
             still = head_dim - turned
-        found = rotary(parameters, head_dim - still, self.integer("max_position_embeddings"))
+        most = self.integer("max_position_embeddings")
+        found = rotary(parameters, head_dim - still, most, longest=self.context)
         numbers = rotary_numbers(np.pad(found.frequencies, (0, still // 2)))
         if numbers not in self.ropes:
             self.ropes.append(numbers)
@@ -154,8 +162,8 @@ class Family:
     spelling: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is
     """Changes to the configuration, once it is in the newer spelling."""
 
-    def config(self, data: Mapping[str, Any], origin: str) -> Config:
-        return Config(self.spelling(newer_spelling(data, self.defaults, origin)), origin)
+    def config(self, data: Mapping[str, Any], origin: str, context: int | None = None) -> Config:
+        return Config(self.spelling(newer_spelling(data, self.defaults, origin)), origin, context)
 
 
 def decoder(family: Family, config: Config) -> Target:

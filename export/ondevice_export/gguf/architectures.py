@@ -25,7 +25,7 @@ _MAX_LAYERS = 1000
 _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight")
 """Tensors that divide rotary frequencies: of all texts, or of those up to the original length."""
-IGNORED = "rope_factors_long.weight"
+LONG_DIVISORS = "rope_factors_long.weight"
 """The divisors of longer texts."""
 
 
@@ -36,19 +36,20 @@ class Metadata(JsonFields):
         layers: the number of layers.
         entries: the tensors.
         divisors: the numbers that divide rotary frequencies, float32[head_dim / 2]; None without such a tensor.
+        long_divisors: those of texts beyond the original length; the same.
     """
 
     def __init__(
         self,
         metadata: Mapping[str, Any],
         entries: Mapping[str, GgufTensor],
-        divisors: NDArray[np.float32] | None,
+        divisors: tuple[NDArray[np.float32] | None, NDArray[np.float32] | None],
         origin: str,
     ) -> None:
         start = f"{metadata['general.architecture']}."
         super().__init__({key.removeprefix(start): value for key, value in metadata.items()}, origin)
         self.entries = entries
-        self.divisors = divisors
+        self.divisors, self.long_divisors = divisors
         self.layers = self.integer("block_count", 0, maximum=_MAX_LAYERS)
 
     def rows(self, tensor: str) -> int:
@@ -251,7 +252,7 @@ def _without_window(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
-    """The frequencies are those of texts up to the original length, as for a checkpoint of the hub."""
+    """A file has the same two lists of divisors as a checkpoint of the hub."""
     size, context = _head_dim(metadata), metadata.integer("context_length", 0)
     turned = metadata.integer("rope.dimension_count", size, maximum=size)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
@@ -262,11 +263,10 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     if metadata.divisors is None and grown != 1:
         raise CheckpointError(f"{metadata.origin}: rope.scaling.attn_factor without {DIVISORS[1]} is not supported")
     if metadata.divisors is not None:
-        divisors = metadata.divisors.tolist()
         rope |= {
             "rope_type": "longrope",
-            "short_factor": divisors,
-            "long_factor": divisors,
+            "short_factor": metadata.divisors.tolist(),
+            "long_factor": None if metadata.long_divisors is None else metadata.long_divisors.tolist(),
             "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", context),
             "attention_factor": grown,
         }

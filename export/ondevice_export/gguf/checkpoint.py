@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from ondevice_export.checkpoint.directory import FilesCheckpoint, joined
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.source import GGUF, PART
 from ondevice_export.checkpoint.stacks import RowRange, stack_experts
-from ondevice_export.gguf.architectures import DIVISORS, IGNORED, Metadata, find_architecture
+from ondevice_export.gguf.architectures import DIVISORS, LONG_DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
@@ -60,14 +60,14 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             found = self._open([self.path, *others])
             self.metadata = self._files[0].metadata
             entries = {name: entry for name, (_, entry) in found.items()}
-            divisors = self._divisors(found)
+            divisors = self._divisors(found, DIVISORS), self._divisors(found, (LONG_DIVISORS,))
             architecture = self.metadata.get("general.architecture")
             self._architecture = find_architecture(architecture, self.origin)
             self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
             named: dict[str, tuple[GgufFile, GgufTensor]] = {}
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
-                if hub_name is None and name not in (*DIVISORS, IGNORED):
+                if hub_name is None and name not in (*DIVISORS, LONG_DIVISORS):
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
                 if hub_name is not None:
                     named[hub_name] = place
@@ -186,9 +186,9 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
                 found[name] = (file, entry)
         return found
 
-    def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> Float32Array | None:
-        """The numbers that divide rotary frequencies, if the file has them."""
-        name = next((each for each in DIVISORS if each in found), None)
+    def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]], names: Sequence[str]) -> Float32Array | None:
+        """The numbers that divide rotary frequencies, if the file has them: its first tensor of these names."""
+        name = next((each for each in names if each in found), None)
         if name is None:
             return None
         file, entry = found[name]

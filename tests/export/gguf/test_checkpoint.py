@@ -361,7 +361,8 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         with GgufCheckpoint(path) as checkpoint:
             _assert_same(checkpoint, model)
             assert len(checkpoint.sha256()) == 64
-    target = cast(TargetCheckpoint, SimpleNamespace(checkout=SimpleNamespace(path=first)))
+    config = SimpleNamespace(context_length=256)
+    target = cast(TargetCheckpoint, SimpleNamespace(checkout=SimpleNamespace(path=first), config=config))
     keys = [_key(target, ExportOptions(), "text")]
     os.utime(second, (0, 0))
     keys.append(_key(target, ExportOptions(), "text"))

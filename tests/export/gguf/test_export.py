@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from gguf import GGMLQuantizationType as Kind
 import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
+from ondevice.cli.main import main
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError, PairMismatchError, UsageError
@@ -278,8 +280,16 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"])
-def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "context"),
+    [
+        *((each, None) for each in ("llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3")),
+        ("phi3", 200),
+    ],
+)
+def test_a_float_file_gives_the_bundle_of_its_safetensors(
+    tmp_path: Path, architecture: str, context: int | None
+) -> None:
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
@@ -318,13 +328,42 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, archit
     model = random_model(made(configured(**fields)))
     model.save_pretrained(tmp_path / "hub")
     path = write_gguf(tmp_path / "model.gguf", architecture, model.config, state_of(model))
-    own = export(path, tmp_path / "own", quantize="none")
-    hub = export(tmp_path / "hub", tmp_path / "hub-bundle", quantize="none", drafter="none", heads="none")
+    options: dict[str, Any] = {"quantize": "none", "drafter": "none", "heads": "none", "context": context}
+    own = export(path, tmp_path / "own", **options)
+    hub = export(tmp_path / "hub", tmp_path / "hub-bundle", **options)
     for name in ("target.onnx", "target.onnx.data"):
         assert (own / name).read_bytes() == (hub / name).read_bytes(), name
     found, expected = (Bundle.open(bundle).manifest for bundle in (own, hub))
     assert found.target == expected.target
     assert found.family == expected.family
+    if context is not None:  # long texts have frequencies of their own
+        assert found.target.context_length == context
+        logits, of_bundle = _logits(model, Bundle.open(own), "ort")
+        np.testing.assert_allclose(of_bundle, logits, atol=1e-4)
+
+
+def test_a_bundle_of_long_texts_is_compared_with_those_of_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference has the frequencies of the bundle; with those of short texts it would be another model."""
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+    rope |= {"short_factor": [1.0] * 12, "long_factor": [8.0] * 12}
+    fields = {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "pad_token_id": 0}
+    config = transformers.Phi3Config(**fields, original_max_position_embeddings=64, rope_parameters=rope)
+    model = random_model(transformers.Phi3ForCausalLM(config))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 0.15)
+    path = write_gguf(tmp_path / "phi.gguf", "phi3", model.config, state_of(model), more=_tokens)
+    (tmp_path / "text").write_text("a text of some words, " * 20)
+    for context in (32, 200):
+        bundle = export(path, tmp_path / "bundle", quantize="none", context=context)
+        words = ["check", bundle, "--against", path, "--text", tmp_path / "text", "--json"]
+        assert main([str(word) for word in words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["kl"]["value"] < 1e-7
+        assert found["same_top"]["value"] == 1
 
 
 @pytest.mark.parametrize("family", ["e2b", "26b"])
