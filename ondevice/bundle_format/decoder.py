@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from ondevice.bundle_format.checks import check_number, check_positive, require
 from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 
-Activation = Literal["gelu_tanh", "silu"]
+Activation = Literal["gelu_tanh", "silu", "clamped_swiglu"]
+"""The function of a gate. `clamped_swiglu` is one of gate g and up u together, in place of activation(g) * u:
+g' * sigmoid(1.702 * g') * (clamp(u, -7, 7) + 1), where g' = min(g, 7) (`GptOssExperts`).
+"""
 
 MAX_LAYERS = 1000
 """Most layers of a model; the largest Gemma 4 has 60."""
@@ -39,7 +42,8 @@ class Attention:
     """softmax(scale * q @ k.T + mask) @ v, projected to [T, H]; q, k and v are projections of the block's input.
 
     Every head of q, k and v may have an RMS norm over its `head_dim` numbers; q and k are then rotated. A layer with a
-    `kv_source` has no keys and values of its own, and neither norms of them.
+    `kv_source` has no keys and values of its own, and neither norms of them. The softmax of a head with a sink, a
+    number, has it as one more score, of a position without a value (`GptOssAttention`).
     """
 
     heads: int
@@ -64,6 +68,10 @@ class Attention:
     """Whether the values are the output of the key projection; the layer then has no value projection."""
     bias: bool = False
     """Whether the projections of q, k and v have a bias."""
+    output_bias: bool = False
+    """Whether the projection of the output has a bias."""
+    sinks: bool = False
+    """Whether every query head has a sink."""
     type: Literal["attention"] = "attention"
 
     @property
@@ -91,6 +99,8 @@ class ExpertsConfig:
     """Number of experts that each token uses."""
     intermediate_size: int
     """Inner width of one expert."""
+    bias: bool = False
+    """Whether the router's and the experts' projections have a bias."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             if not isinstance(body, Attention):
                 least = 0 if body is layer.feed_forward and experts is not None else 1
                 check_number(f"width of the {body.type} of {place}", body.width, least=least)
+                known = isinstance(body, FeedForward) or body.activation != "clamped_swiglu"
+                require(known, f"the {body.type} of {place} has the activation {body.activation}")
         if experts is not None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)

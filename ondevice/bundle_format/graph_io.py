@@ -81,9 +81,9 @@ OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset({
         "Abs", "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos",
         "Div", "Equal", "Expand", "Gather", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Pad",
-        "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax", "ReduceSum", "Relu", "Reshape", "RotaryEmbedding",
-        "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "TopK",
-        "Transpose", "Unsqueeze",
+        "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax", "ReduceSum", "Relu",
+        "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh",
+        "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
     "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention"}),
 }  # fmt: skip

@@ -30,6 +30,7 @@ Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
 
 EMBEDDING, HEAD, PLE_TABLE = "embed_tokens.weight", "lm_head.weight", "embed_tokens_per_layer.weight"
+FINAL_NORM = "norm.weight"
 """Tensors of the target. `HEAD` exists only if the head is not tied to the token embedding."""
 
 DRAFTER_EMBEDDING = "model.embed_tokens.weight"
@@ -161,7 +162,7 @@ def target_shapes(target: Target) -> Shapes:
     shapes: Shapes = {EMBEDDING: (target.vocab_size, target.hidden_size)}
     if not target.tied:
         shapes[HEAD] = (target.vocab_size, target.hidden_size)
-    shapes["norm.weight"] = (target.hidden_size,)
+    shapes[FINAL_NORM] = (target.hidden_size,)
     for index, layer in enumerate(target.layers):
         own = layer_shapes(layer, target.hidden_size)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
@@ -216,12 +217,12 @@ def is_table(name: str) -> bool:
 
 
 def is_plain(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays float32 in every weight format: norms, scalars, routers, the drafter's centroids, and of
-    towers all but their linear layers.
+    """Whether a tensor stays float32 in every weight format: norms, scalars, biases, routers, the drafter's centroids,
+    and of towers all but their linear layers.
     """
     if is_of_tower(name):
         return not name.endswith(TOWER_LINEAR)
-    return len(shape) == 1 or name.endswith(("router.proj.weight", DRAFTER_CENTROIDS))
+    return len(shape) == 1 or name.endswith(("router.proj.weight", "_bias", DRAFTER_CENTROIDS))
 
 
 def is_of_tower(name: str) -> bool:
@@ -264,6 +265,10 @@ def _attention_shapes(body: Attention, hidden: int) -> Shapes:
     if body.bias:
         shapes |= {f"self_attn.{name}.bias": (rows,) for name, rows in projections.items()}
     shapes |= {f"self_attn.{name}.weight": (body.head_dim,) for name in ("q_norm", "k_norm") if getattr(body, name)}
+    if body.output_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if body.sinks:
+        shapes["self_attn.sinks"] = (body.heads,)
     return shapes | {"self_attn.o_proj.weight": (hidden, body.query_width)}
 
 
@@ -277,6 +282,10 @@ def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
         shapes["router.proj.weight"] = (count, hidden)
         shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden)
         shapes["experts.down_proj"] = (count, hidden, inner)
+        if body.experts.bias:
+            shapes["router.proj.bias"] = (count,)
+            shapes["experts.gate_up_proj_bias"] = (count, 2 * inner)
+            shapes["experts.down_proj_bias"] = (count, hidden)
         if body.width:
             shapes["router.scale"] = (hidden,)
             shapes["router.per_expert_scale"] = (count,)

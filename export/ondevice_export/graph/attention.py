@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from ondevice.bundle_format.decoder import Attention, Decoder
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.weights import Module
+
+_MASKED_SCORES = 2
+"""`qk_matmul_output_mode` of scores with the mask, whichever of mask and softcap is computed first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class SelfAttention:
         """Number of query heads per KV head, with the copies."""
 
     def attend(self, x: ir.Value, rows: TokenRows, cache: KeyValue) -> ir.Value:
-        """`o_proj(softmax(rope(q_norm(q_proj(x))) @ k.T * scale + mask) @ v)`: [T, H] -> [T, H].
+        """`o_proj(softmax(rope(q_norm(q_proj(x))) @ k.T * scale + mask) @ v)`: [T, H] -> [T, H], with sinks if any.
 
         The query heads that share a KV head become rows of one head. ONNX Runtime rounds a single row (GEMV)
         differently from the same row among others (GEMM); with two or more query heads per KV head, every product has
@@ -52,17 +56,11 @@ class SelfAttention:
         body, kv = self._body, self._body.kv_heads
         query = self._normed(self._projected(x, "q_proj"), body.heads, "q_norm" if body.q_norm else None)
         query = self._rotated(query, rows, body.heads)
-        attended = self._builder.op(
-            "Attention",
-            self._fold(query),
-            cache.key,
-            cache.value,
-            rows.mask(body.kind, self._group),
-            q_num_heads=kv,
-            kv_num_heads=kv,
-            scale=body.scale,
-        )
-        return self._module.linear(self._unfold(attended), "o_proj")
+        inputs = self._fold(query), cache.key, cache.value, rows.mask(body.kind, self._group)
+        sizes: dict[str, Any] = {"q_num_heads": kv, "kv_num_heads": kv, "scale": body.scale}
+        attended = self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
+        out = self._module.linear(self._unfold(attended), "o_proj")
+        return self._builder.op("Add", out, self._module.vector("o_proj.bias")) if body.output_bias else out
 
     def new_rows(self, x: ir.Value, rows: TokenRows) -> KeyValue:
         """The T new rows of the cache, [1, T, kv_heads * head_dim].
@@ -79,6 +77,24 @@ class SelfAttention:
         else:
             value = self._builder.reshape(value, 1, -1, body.kv_width)
         return KeyValue(self._rotated(key, rows, heads), value)
+
+    def _beside_sinks(
+        self, query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value, sizes: dict[str, Any]
+    ) -> ir.Value:
+        """Attention whose softmax has one more score, a head's sink s, of a position without a value.
+
+        It is attention without sinks, times sum(e**scores) / (sum(e**scores) + e**s) = sigmoid(log(sum) - s).
+        """
+        builder, kv, head_dim = self._builder, self._body.kv_heads, self._body.head_dim
+        attended, _, _, scores = builder.ops(
+            "Attention", query, key, value, mask, outputs=4, qk_matmul_output_mode=_MASKED_SCORES, **sizes
+        )
+        total = builder.op("ReduceLogSumExp", scores, builder.integers(-1), keepdims=1)
+        sinks = self._module.array("sinks", self._module.read("sinks"), (kv, 1, self._body.heads // kv))
+        share = builder.op("Sigmoid", builder.op("Sub", builder.reshape(total, kv, -1, self._group), sinks))
+        share = builder.op("Unsqueeze", builder.op("Transpose", share, perm=[1, 2, 0]), builder.integers(-1))
+        weighed = builder.op("Mul", builder.reshape(attended, -1, self._group, kv, head_dim), share)
+        return builder.reshape(weighed, 1, -1, kv * head_dim)
 
     def _projected(self, x: ir.Value, name: str) -> ir.Value:
         out = self._module.linear(x, name)

@@ -98,8 +98,18 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
 
 def _dense(mlp: Module, activation: Activation, x: ir.Value) -> ir.Value:
     """`down(activation(gate(x)) * up(x))`: [T, H] -> [T, H]."""
-    gate = activated(mlp.builder, activation, mlp.linear(x, "gate_proj"))
-    return mlp.linear(mlp.builder.op("Mul", gate, mlp.linear(x, "up_proj")), "down_proj")
+    gate, up = mlp.linear(x, "gate_proj"), mlp.linear(x, "up_proj")
+    return mlp.linear(_gated(mlp.builder, activation, gate, up), "down_proj")
+
+
+def _gated(builder: GraphBuilder, activation: Activation, gate: ir.Value, up: ir.Value) -> ir.Value:
+    """`activation(gate) * up`, or the function of both that is named in place of one (`decoder.Activation`)."""
+    if activation != "clamped_swiglu":
+        return builder.op("Mul", activated(builder, activation, gate), up)
+    alpha, limit, least, one = (builder.scalar(number) for number in (1.702, 7.0, -7.0, 1.0))
+    gate = builder.op("Clip", gate, None, limit)
+    gate = builder.op("Mul", gate, builder.op("Sigmoid", builder.op("Mul", gate, alpha)))
+    return builder.op("Mul", gate, builder.op("Add", builder.op("Clip", up, least, limit), one))
 
 
 def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.Value:
@@ -144,6 +154,8 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     """The experts of each row with the best scores, `proj(x)`, and the softmax of these (Qwen3MoeTopKRouter)."""
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
     scores = product(builder, x, own.vector("proj.weight"), (config.count, size))
+    if config.bias:
+        scores = builder.op("Add", scores, own.vector("proj.bias"))
     shares = builder.op("Softmax", scores, axis=-1)
     best, chosen = builder.ops("TopK", shares, builder.integers(config.top), axis=-1, outputs=2)
     return builder.op("Div", best, builder.op("ReduceSum", best, builder.integers(-1), keepdims=1)), chosen
@@ -166,10 +178,18 @@ def _split(builder: GraphBuilder, rows: ir.Value, experts: ir.Value, count: int)
 def _run(module: Module, parts: Sequence[ir.Value], config: ExpertsConfig, activation: Activation) -> list[ir.Value]:
     """Run each expert on its rows: `down(activation(gate(x)) * up(x))`; gate and up are one stored matrix."""
     builder, gate_up, down = module.builder, module.matrix("gate_up_proj"), module.matrix("down_proj")
+    gate_up_bias = module.vector("gate_up_proj_bias") if config.bias else None
+    down_bias = module.vector("down_proj_bias") if config.bias else None
+
+    def biased(x: ir.Value, bias: ir.Value | None, number: int) -> ir.Value:
+        if bias is None:
+            return x
+        return builder.op("Add", x, builder.op("Gather", bias, builder.constant(np.array(number, np.int64)), axis=0))
+
     outputs = []
     for number, part in enumerate(parts):
-        both = linear(builder, part, gate_up.part(number, config.count))
+        both = biased(linear(builder, part, gate_up.part(number, config.count)), gate_up_bias, number)
         gate, up = builder.ops("Split", both, axis=-1, num_outputs=2, outputs=2)
-        inner = builder.op("Mul", activated(builder, activation, gate), up)
-        outputs.append(linear(builder, inner, down.part(number, config.count)))
+        inner = _gated(builder, activation, gate, up)
+        outputs.append(biased(linear(builder, inner, down.part(number, config.count)), down_bias, number))
     return outputs

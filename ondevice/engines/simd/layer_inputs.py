@@ -264,8 +264,8 @@ class _NotingBuilder(PlanBuilder):
         matrices, found = layer.matrices, []
         for names in READ_TOGETHER:
             if there := [name for name in names if name in matrices]:
-                packed = {self._packed(own) for name in there if (own := matrices[name]) in self.places}
-                number, step = next(each for each in self._products if each[1].matrix in packed)
+                packed = {self._packed(own).weights for name in there if (own := matrices[name]) in self.places}
+                number, step = next(each for each in self._products if each[1].matrix.weights in packed)
                 found.append((number, there, step))
         return sorted(found, key=lambda each: each[0])
 

@@ -24,6 +24,7 @@ from ondevice.bundle_format.tensor_table import (
     DRAFTER_ORDERING,
     DRAFTER_TOKENS,
     EMBEDDING,
+    FINAL_NORM,
     HEAD,
     ORDERING,
     PLE_TABLE,
@@ -37,9 +38,9 @@ from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors, Uns
 class Experts:
     """The experts of a layer: feed-forward blocks of which every row uses the `top` with the best scores.
 
-    The scores of a row h are router @ (h / RMS(h)). The weight of a chosen expert is the softmax over the scores of the
-    chosen experts, times the expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h)); beside
-    `dense`, the output of the dense block, it is dense_norm(dense) + norm(that sum).
+    The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
+    scores of the chosen experts, times the expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h));
+    beside `dense`, the output of the dense block, it is dense_norm(dense) + norm(that sum).
     """
 
     router: Float32Array
@@ -56,6 +57,12 @@ class Experts:
     """Norm of the weighted sum of the experts' outputs; None for experts alone."""
     dense_norm: Float32Array | None
     """Norm of the dense block's output; None without one."""
+    router_bias: Float32Array | None = None
+    """float32[experts]; None without biases, as are the next two."""
+    gate_up_bias: Float32Array | None = None
+    """float32[experts, 2 * inner]"""
+    down_bias: Float32Array | None = None
+    """float32[experts, width]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +77,7 @@ class DecoderLayer:
     matrices: dict[str, Matrix]
     """All matrices but the experts'."""
     floats: dict[str, Float32Array]
-    """Norms, biases, and `layer_scalar` float32[1]."""
+    """Norms, biases, sinks, and `layer_scalar` float32[1]."""
     experts: Experts | None
 
     def by_purpose(self) -> dict[str, list[Matrix]]:
@@ -181,7 +188,7 @@ def read_target(files: TensorFiles, manifest: Manifest) -> TargetModel:
         for index, layer in enumerate(config.layers)
     )
     head = tensors.matrix(EMBEDDING if config.tied else HEAD, any_rows=True)
-    return TargetModel(config, table, per_layer, layers, tensors.floats("norm.weight"), head)
+    return TargetModel(config, table, per_layer, layers, tensors.floats(FINAL_NORM), head)
 
 
 def read_drafter(files: TensorFiles, config: DrafterEntry, target: TargetModel) -> DrafterModel:
@@ -258,5 +265,8 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             down=tensors.matrices(f"{prefix}experts.down_proj"),
             norm=floats.get("post_feedforward_layernorm_2"),
             dense_norm=floats.get("post_feedforward_layernorm_1"),
+            router_bias=floats.get("router.proj.bias"),
+            gate_up_bias=floats.get("experts.gate_up_proj_bias"),
+            down_bias=floats.get("experts.down_proj_bias"),
         )
     return DecoderLayer(config, source, matrices, floats, experts)

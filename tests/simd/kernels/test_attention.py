@@ -38,6 +38,7 @@ def run(
     window: int,
     block_stop: npt.NDArray[np.int64] | None = None,
     threads: int = 1,
+    sinks: twins.Floats | None = None,
 ) -> twins.Quantized:
     """Run attention for the wanted rows of a tree.
 
@@ -47,6 +48,7 @@ def run(
         window: number of positions that a row attends to, of those up to its own.
         block_stop: as in `ForwardState.set_rows`.
         threads: how many the work is divided for; one does all of it.
+        sinks: [heads]
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
@@ -63,11 +65,10 @@ def run(
     state.set_window(window)
     state.set_sequences([record], scratch)
     records = np.zeros(count * heads * head_dim // 32 * ROW_BYTES, np.uint8)
-    row = to_row(
-        Attend(
-            slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
-        )
+    step = Attend(
+        slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
     )
+    row = to_row(step if sinks is None else step._replace(sinks=sinks.ctypes.data))
     claims = np.zeros(1, np.int64)
     attend_share(np.array(row), state.slots, 0, threads, claims.ctypes.data)
     assert not scratch._counters.any()
@@ -96,6 +97,29 @@ def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -
     # weights are rounded to 1/127 of the largest of 32, so larger errors do not come from rounding
     rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
     assert (np.abs(found.values() - expected) <= 0.5001 * step + rounding).all()
+
+
+@pairwise(kind=get_args(KVCacheType), heads=[1, 3, 8, 11], length=[0, 200, 2500], size=[0.0, 3.0, 200.0])
+def test_sinks_take_their_share(kind: KVCacheType, heads: int, length: int, size: float) -> None:
+    """Sinks far above all scores, far below them, and between; `size` is how far they spread."""
+    rng = np.random.default_rng(heads * 1000 + length)
+    query = rng.standard_normal((3, heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
+    sinks = (size * rng.standard_normal(heads)).astype(np.float32)
+    cache = cache_of(rng.standard_normal((2, length + 3, HEAD_DIM)).astype(np.float32), kind)
+    found = run(query, cache, TokenTree.chain(range(3)), [0, 1, 2], length, 5000, sinks=sinks)
+    keys, values = numbers_of(cache, length + 3)
+    if kind == "int8":
+        codes, scales = twins.to_int8(query.reshape(-1, HEAD_DIM))
+        query = (codes * scales[:, None]).reshape(query.shape)
+    rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
+    for row in range(3):
+        seen = slice(length + row + 1)
+        expected = twins.attend(query[row], keys[seen], values[seen], sinks).reshape(-1)
+        error = np.abs(found.values()[row] - expected)
+        assert (error <= 0.5001 * found.scales[row].repeat(32) + rounding).all()
+    alone = run(query[1:2], cache, TokenTree.chain(range(3)), [1], length, 5000, threads=3, sinks=sinks)
+    if kind == "fp16":
+        assert_same(found, 1, alone, 0)
 
 
 @pairwise(kind=get_args(KVCacheType), length=[37, 250, 1020], window=[21, 5000])

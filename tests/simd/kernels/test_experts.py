@@ -34,9 +34,14 @@ EXPERTS, TOP, WIDTH_OF_ROWS, INNER = 11, 3, 96, 64
 EPS = 1e-6
 
 
-def random_experts(rng: np.random.Generator, form: WeightFormat = INT4, *, alone: bool = False) -> Experts:
+def random_experts(
+    rng: np.random.Generator, form: WeightFormat = INT4, *, alone: bool = False, biased: bool = False
+) -> Experts:
     def norm() -> twins.Floats:
         return rng.uniform(0.5, 1.5, WIDTH_OF_ROWS).astype(np.float32)
+
+    def bias(*shape: int) -> twins.Floats | None:
+        return rng.standard_normal(shape).astype(np.float32) if biased else None
 
     return Experts(
         router=rng.standard_normal((EXPERTS, WIDTH_OF_ROWS), np.float32),
@@ -47,6 +52,9 @@ def random_experts(rng: np.random.Generator, form: WeightFormat = INT4, *, alone
         down=tuple(random_matrix(rng, WIDTH_OF_ROWS, INNER, form) for _ in range(EXPERTS)),
         norm=None if alone else norm(),
         dense_norm=None if alone else norm(),
+        router_bias=bias(EXPERTS),
+        gate_up_bias=bias(EXPERTS, 2 * INNER),
+        down_bias=bias(EXPERTS, WIDTH_OF_ROWS),
     )
 
 
@@ -76,6 +84,8 @@ def mixed(
 def choices(experts: Experts, hidden: twins.Floats) -> tuple[npt.NDArray[np.int64], twins.Wide]:
     """The indices of each row's experts, best first, and their weights."""
     scores = twins.rms_norm(hidden, np.ones(WIDTH_OF_ROWS, np.float32), EPS) @ experts.router.T.astype(np.float64)
+    if experts.router_bias is not None:
+        scores += experts.router_bias
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
     shares = np.exp(np.take_along_axis(scores, chosen, 1))
     return chosen, shares / shares.sum(axis=1, keepdims=True) * experts.scale[chosen]
@@ -94,21 +104,24 @@ def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twi
         for expert, weight in zip(chosen[row], weights[row], strict=True):
             both, down = experts.gate_up[expert], experts.down[expert]
             own = twins.quantize(x[row : row + 1])
-            product = twins.project(own, signed(both), both.scales, both.minimums)
-            gate, up = np.split(product.astype(np.float64), 2, axis=1)
+            product = twins.project(own, signed(both), both.scales, both.minimums).astype(np.float64)
+            if experts.gate_up_bias is not None:
+                product += experts.gate_up_bias[expert]
+            gate, up = np.split(product, 2, axis=1)
             inner = twins.quantize((twins.gelu(gate) * up).astype(np.float32))
-            total[row] += weight * twins.project(inner, signed(down), down.scales, down.minimums)[0]
+            out = twins.project(inner, signed(down), down.scales, down.minimums)[0]
+            total[row] += weight * (out if experts.down_bias is None else out + experts.down_bias[expert])
     if experts.norm is None or experts.dense_norm is None:
         return total
     return twins.rms_norm(dense, experts.dense_norm, EPS) + twins.rms_norm(total.astype(np.float32), experts.norm, EPS)
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("alone", "biased"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("form", IN_GROUPS)
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
-def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat, alone: bool) -> None:
+def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat, alone: bool, biased: bool) -> None:
     rng = np.random.default_rng(rows)
-    experts = random_experts(rng, form, alone=alone)
+    experts = random_experts(rng, form, alone=alone, biased=biased)
     hidden, dense = rng.standard_normal((2, rows, WIDTH_OF_ROWS), np.float32)
     found, read = mixed(experts, hidden, dense)
     # activations that differ in the last bit may round to another code

@@ -32,6 +32,7 @@ class Case:
 
     def __init__(self, kind: KVCacheType, heads: int) -> None:
         rng = np.random.default_rng(heads)
+        self.sinks = rng.standard_normal(heads).astype(np.float32) * np.float32(3)
         self.query = rng.standard_normal((heads, HEAD_DIM)).astype(np.float32) * np.float32(0.4)
         self.cache = cache_of(rng.standard_normal((2, LENGTH, HEAD_DIM)).astype(np.float32), kind)
         self.keys, self.values = numbers_of(self.cache, LENGTH)
@@ -57,6 +58,9 @@ class Case:
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
         self.attends = attend._replace(window=WINDOW, chosen=self.chosen.ctypes.data, most=MOST)
         self.by_tables = attend._replace(window=WINDOW, codes=2, width=CODE_WIDTH)
+
+    def beside_sinks(self, step: Attend) -> Attend:
+        return step._replace(sinks=self.sinks.ctypes.data)
 
     def run(self, kernel: Any, step: KernelStep, *threads: int) -> twins.Quantized:
         words, claims = np.array(to_row(step)), np.zeros(1, np.int64)
@@ -94,6 +98,8 @@ def test_a_row_attends_to_what_is_chosen(kind: KVCacheType, heads: int) -> None:
     seen = np.concatenate([np.arange(UNIT * unit, min(UNIT * unit + UNIT, LENGTH)) for unit in units])
     found = case.run(attend_chosen_share, case.attends)
     assert_near(found, twins.attend(case.query, case.keys[seen], case.values[seen]), case.values)
+    found = case.run(attend_chosen_share, case.beside_sinks(case.attends))
+    assert_near(found, twins.attend(case.query, case.keys[seen], case.values[seen], case.sinks), case.values)
 
 
 @pytest.mark.parametrize("kind", get_args(KVCacheType))
@@ -102,9 +108,10 @@ def test_scores_of_nomad_are_those_of_the_tables(kind: KVCacheType, heads: int) 
     case = Case(kind, heads)
     scores = case.query.astype(np.float64) @ case.keys.astype(np.float64).T
     scores[:, UNIT : case.newest] = case.looked_up()[:, UNIT : case.newest]
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    assert_near(case.run(attend_looked_up_share, case.by_tables), weights @ case.values, case.values)
+    found = case.run(attend_looked_up_share, case.by_tables)
+    assert_near(found, twins.softmax(scores) @ case.values, case.values)
+    found = case.run(attend_looked_up_share, case.beside_sinks(case.by_tables))
+    assert_near(found, twins.softmax(scores, case.sinks) @ case.values, case.values)
 
 
 def test_an_exact_plan_looks_nothing_up() -> None:
@@ -112,3 +119,9 @@ def test_an_exact_plan_looks_nothing_up() -> None:
     chosen, looked_up = (attend._replace(window=10, chosen=11, most=12), attend._replace(window=10, codes=13, width=14))
     plan = Plan.of([LookUp(*range(14)), chosen, looked_up])
     np.testing.assert_array_equal(plan.exact, Plan.of([attend, attend]).steps)
+
+
+def test_an_exact_plan_keeps_the_sinks() -> None:
+    attend = Attend(*range(10))._replace(sinks=15)
+    plan = Plan.of([attend._replace(window=10, chosen=11, most=12)])
+    np.testing.assert_array_equal(plan.exact, Plan.of([attend]).steps)

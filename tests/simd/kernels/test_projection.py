@@ -24,7 +24,7 @@ from ondevice.bundle_format.weight_format import (
 )
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, groups_form
-from ondevice.engines.simd.kernels.contract.steps import GELU, SILU, PackedMatrix
+from ondevice.engines.simd.kernels.contract.steps import CLAMPED, GELU, SILU, PackedMatrix
 from ondevice.engines.simd.kernels.project import Activations, FloatRows, InputRows, gated, project
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
@@ -69,17 +69,17 @@ def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
     return pack
 
 
-def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed) -> PackedMatrix:
+def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed, bias: int = 0) -> PackedMatrix:
     at, kind = pack.ctypes.data, product_kind(packed.matrix)
-    return PackedMatrix(kind, packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks)
+    return PackedMatrix(kind, packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks, bias)
 
 
-def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0) -> twins.Floats:
+def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0, bias: int = 0) -> twins.Floats:
     out = np.zeros((len(x), packed.tiles * 16), np.float32)
     form = input_form(packed.matrix)
     records = records_of(x, form)
     project(
-        matrix_of(pack, packed),
+        matrix_of(pack, packed, bias),
         Activations(records.ctypes.data, len(x), form),
         FloatRows(out.ctypes.data, out.strides[0]),
         np.float32(cap),
@@ -203,12 +203,38 @@ def test_the_softcap() -> None:
     np.testing.assert_allclose(run(pack_of(layout), packed, x, cap=30.0), 30 * np.tanh(plain / 30), atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 11])
+@pytest.mark.parametrize("form", [INT4, FLOAT32], ids=lambda form: form.name)
+def test_a_bias_is_added_before_the_softcap(form: WeightFormat, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = random_matrix(rng, 48, 64, form)
+    layout = PackLayout()
+    packed = layout.add(matrix)
+    pack, bias = pack_of(layout), rng.standard_normal(48).astype(np.float32)
+    x = rng.standard_normal((rows, 64)).astype(np.float32)
+    biased = expected(matrix, x) + bias
+    np.testing.assert_array_equal(run(pack, packed, x, bias=bias.ctypes.data), biased)
+    capped = run(pack, packed, x, cap=2.0, bias=bias.ctypes.data)
+    np.testing.assert_allclose(capped, 2 * np.tanh(biased.astype(np.float64) / 2), atol=1e-5)
+
+
+def first_of(
+    function: Callable[[twins.Wide], twins.Wide],
+) -> Callable[[twins.Wide, twins.Wide], twins.Wide]:
+    """function(gate) * up."""
+    return lambda gate, up: function(gate) * up
+
+
 @pytest.mark.parametrize("form", [INT4, INT4_AFFINE, INT4_TABLE, MXFP4], ids=lambda form: form.name)
 @pytest.mark.parametrize("with_up", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 11])
-@pytest.mark.parametrize(("function", "twin"), [(GELU, twins.gelu), (SILU, twins.silu)], ids=["gelu", "silu"])
+@pytest.mark.parametrize(
+    ("function", "twin"),
+    [(GELU, first_of(twins.gelu)), (SILU, first_of(twins.silu)), (CLAMPED, twins.clamped_swiglu)],
+    ids=["gelu", "silu", "clamped"],
+)
 def test_the_gate_times_up(
-    function: int, twin: Callable[[twins.Wide], twins.Wide], rows: int, with_up: bool, form: WeightFormat
+    function: int, twin: Callable[[twins.Wide, twins.Wide], twins.Wide], rows: int, with_up: bool, form: WeightFormat
 ) -> None:
     rng = np.random.default_rng(rows)
     width, inner = 64, 96
@@ -221,8 +247,12 @@ def test_the_gate_times_up(
     out, out_form = np.zeros(rows * inner // 32 * ROW_BYTES, np.uint8), groups_form(8)
     scratch = np.zeros(SCRATCH_BYTES, np.uint8)
     records = records_of(x, input_form(gate))
+    biases = rng.standard_normal((2, inner)).astype(np.float32) * np.float32(function == CLAMPED)
+    if not with_up:
+        biases[1] = 0
+    tiled = biases.reshape(2, -1, 32).swapaxes(0, 1).copy() if with_up else biases
     gated(
-        matrix_of(pack, packed),
+        matrix_of(pack, packed, tiled.ctypes.data if biases.any() else 0),
         Activations(records.ctypes.data, rows, input_form(gate)),
         FloatRows(0 if with_up else factor.ctypes.data, factor.strides[0]),
         function,
@@ -232,7 +262,7 @@ def test_the_gate_times_up(
         inner // 32,
     )
     other = expected(up, x) if with_up else factor
-    product = twin(expected(gate, x).astype(np.float64)) * other
+    product = twin(expected(gate, x).astype(np.float64) + biases[0], other.astype(np.float64) + biases[1])
     found = read_records(out, rows)
     step = found.scales.repeat(32, axis=1)
     assert (np.abs(found.values() - product) <= 0.5001 * step + 1e-5 * np.abs(product)).all()

@@ -99,6 +99,11 @@ def silu(x: Wide) -> Wide:
     return x / (1 + np.exp(-x))
 
 
+def clamped_swiglu(gate: Wide, up: Wide) -> Wide:
+    gate = np.minimum(gate, 7.0)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1)
+
+
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Wide:
     wide = x.astype(np.float64)
     return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight
@@ -116,11 +121,20 @@ def to_int8(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
     return np.rint(x * (1 / scales)[:, None]).astype(np.int8), scales
 
 
-def attend(query: Floats, keys: Floats, values: Floats) -> Wide:
-    """Attention softmax(q . k) . v: query [heads, d], keys and values [n, d] -> [heads, d]."""
-    scores = query.astype(np.float64) @ keys.astype(np.float64).T
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ values.astype(np.float64)
+def attend(query: Floats, keys: Floats, values: Floats, sinks: Floats | None = None) -> Wide:
+    """Attention softmax(q . k) . v: query [heads, d], keys and values [n, d] -> [heads, d].
+
+    sinks : [heads], scores of positions without values; None for none
+    """
+    return softmax(query.astype(np.float64) @ keys.astype(np.float64).T, sinks) @ values.astype(np.float64)
+
+
+def softmax(scores: Wide, sinks: Floats | None = None) -> Wide:
+    """The weights of scores [heads, n], beside the sinks' if there are any."""
+    others = np.full((len(scores), 1), -np.inf) if sinks is None else sinks[:, None].astype(np.float64)
+    every = np.concatenate([scores, others], axis=1)
+    weights = np.exp(every - every.max(axis=-1, keepdims=True))
+    return weights[:, :-1] / weights.sum(axis=-1, keepdims=True)
 
 
 def scores(query: Floats, keys: npt.NDArray[Any]) -> Floats:

@@ -29,7 +29,7 @@ _ZERO, _ALONE = np.float32(0.0), np.int64(1)
 
 @kernel
 def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """scores = norm(h) @ router.T, float32[rows, experts]; activations = quantised norm(h).
+    """scores = norm(h) @ router.T + bias, float32[rows, experts]; activations = quantised norm(h).
 
     A unit of work is one row and PART experts.
     """
@@ -43,6 +43,8 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
         scale = inverse_rms(at, width, eps)
         for expert in range(part * PART, min((part + 1) * PART, experts)):
             found = dot(step.weights + 4 * expert * width, at, width) * scale
+            if step.bias:
+                found += read_f32(step.bias + 4 * expert)
             write_f32(step.scores + 4 * (row * experts + expert), found)
         if part == 0:
             to = step.activations + row * line

@@ -30,19 +30,29 @@ from ondevice.engines.simd.kernels.contract.matrices import (
     STEPS8,
     TILE,
 )
-from ondevice.engines.simd.kernels.contract.steps import RELU, SILU, Activate, Gated, PackedMatrix, Project
+from ondevice.engines.simd.kernels.contract.steps import CLAMPED, RELU, SILU, Activate, Gated, PackedMatrix, Project
 from ondevice.engines.simd.kernels.epilogue_tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product
 from ondevice.engines.simd.kernels.isa.dot import emit_cases
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, first_unit, read_i64
-from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
+from ondevice.engines.simd.kernels.isa.vector import (
+    I64,
+    clamped_swiglu,
+    full,
+    gelu,
+    load,
+    maximum,
+    silu,
+    store,
+    tanh,
+)
 from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native.functions import kernel
 
 
 @kernel
 def project_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
-    """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles]. Threads claim tiles of 16 outputs.
+    """out = softcap(activations @ matrix.T + bias), float32[rows, 16 * tiles]. Threads claim tiles of 16 outputs.
 
     With groups of rows, each of which has its own matrix, the tiles of all groups are claimed as one list.
     """
@@ -193,7 +203,7 @@ class InputRows(NamedTuple):
 
 @kernel
 def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap: float, start: int, stop: int) -> None:
-    """out = activations @ weights.T for tiles start..stop - 1, float32; with a cap > 0, cap * tanh(product / cap)."""
+    """out = activations @ weights.T + bias for tiles start..stop - 1, float32; with a cap > 0, the softcap of that."""
     sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
     for tile in range(start, stop):
         for first in range(0, activations.rows, MAX_GROUP_ROWS):
@@ -201,8 +211,18 @@ def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap:
             group = group_address(activations.form, activations.address, first, matrix.blocks)
             at = out.address + first * out.stride + tile * 4 * TILE
             product(matrix, tile, members, group, at, out.stride)
+            add_bias(matrix, tile, members, at, out.stride)
             if cap > 0:
                 softcap(at, out.stride, members, cap)
+
+
+@kernel
+def add_bias(matrix: PackedMatrix, tile: int, rows: int, out: int, stride: int) -> None:
+    """Add the bias of a tile's outputs, if the matrix has one, to float32[rows, 16], `stride` bytes from row to row."""
+    if matrix.bias:
+        bias = load(matrix.bias + 4 * TILE * tile)
+        for row in range(rows):
+            store(out + row * stride, load(out + row * stride) + bias)
 
 
 @kernel
@@ -231,7 +251,7 @@ def gated(
         matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
         activations: the input rows.
         factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
-        function: `contract.steps.SILU`, or GELU.
+        function: `contract.steps.SILU`, CLAMPED, or GELU.
         out: the destination.
         scratch: address of SCRATCH_BYTES of this thread.
         start, stop: blocks of outputs.
@@ -245,12 +265,15 @@ def gated(
             group = group_address(activations.form, activations.address, first, matrix.blocks)
             for i in range(tiles):
                 product(matrix, tiles * unit + i, members, group, scratch + i * 4 * TILE, stride)
+                add_bias(matrix, tiles * unit + i, members, scratch + i * 4 * TILE, stride)
             for row in range(members):
                 gate = scratch + row * stride
                 up = factor.address + (first + row) * factor.stride + unit * 128 if factor.address else gate + 128
                 low, high = load(gate), load(gate + 64)
                 if function == SILU:
                     low, high = silu(low) * load(up), silu(high) * load(up + 64)
+                elif function == CLAMPED:
+                    low, high = clamped_swiglu(low, load(up)), clamped_swiglu(high, load(up + 64))
                 else:
                     low, high = gelu(low) * load(up), gelu(high) * load(up + 64)
                 write_input(low, high, out.form, out.address, first + row, activations.rows, unit, out.blocks)
@@ -299,7 +322,8 @@ def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
     """The matrix that begins `tiles` tiles after another one of the same width and format."""
     weights = matrix.weights + tiles * matrix.tile_bytes
     scales = matrix.scales + tiles * scale_bytes(matrix.product, matrix.blocks)
-    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks)
+    bias = matrix.bias + 4 * TILE * tiles if matrix.bias else matrix.bias
+    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks, bias)
 
 
 @kernel

@@ -23,6 +23,7 @@ from ondevice.engines.simd.kernels.contract.matrices import (
     steps_form,
 )
 from ondevice.engines.simd.kernels.contract.steps import (
+    CLAMPED,
     GELU,
     SILU,
     WIDTH,
@@ -40,7 +41,7 @@ from ondevice.engines.simd.kernels.contract.steps import (
 from ondevice.engines.simd.pack_layout import Packed
 from ondevice.engines.simd.tensor_files import Matrix
 
-FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU}
+FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU, "clamped_swiglu": CLAMPED}
 """Activation of a gated product -> its number in steps."""
 
 
@@ -164,20 +165,22 @@ class PlanBuilder:
         cap: float | None = None,
         experts: int = 1,
         groups: int = 0,
+        bias: Float32Array | None = None,
     ) -> None:
-        """out[rows, 16 * tiles] = activations @ matrix.T.
+        """out[rows, 16 * tiles] = activations @ matrix.T + bias.
 
         Args:
             row_set, activations, out, out_slot, stride, groups: see `Project`; a stride of 0 if rows are contiguous.
             matrix: the matrix; for experts the first of `experts` consecutive matrices of the same size.
             cap: softcap of the output, or None.
             experts: number of experts, 1 for a matrix that all rows use.
+            bias: float32[experts, 16 * tiles], or None.
         """
         tiles = self.places[matrix].tiles // experts
         self.add(
             Project(
                 row_set,
-                self._packed(matrix),
+                self._packed(matrix, bias),
                 activations,
                 input_form(matrix),
                 tiles=tiles,
@@ -201,6 +204,7 @@ class PlanBuilder:
         factor_stride: int = 0,
         experts: int = 1,
         groups: int = 0,
+        bias: Float32Array | None = None,
     ) -> None:
         """activation(gate) * up, written to `out` in the form that `reader` reads.
 
@@ -210,11 +214,12 @@ class PlanBuilder:
             reader: the matrix that will read the output.
             activation: the function of the gate.
             experts: as for `project`.
+            bias: float32[experts, 16 * tiles] in the order of the tiles, or None.
         """
         self.add(
             Gated(
                 row_set,
-                self._packed(matrix),
+                self._packed(matrix, bias),
                 activations,
                 input_form(matrix),
                 units=self.places[matrix].tiles // experts // (2 if factor else 4),
@@ -227,10 +232,11 @@ class PlanBuilder:
             )
         )
 
-    def _packed(self, matrix: Matrix) -> PackedMatrix:
+    def _packed(self, matrix: Matrix, bias: Float32Array | None = None) -> PackedMatrix:
         packed = self.places[matrix]
         weights, scales = self._pack + packed.weights, self._pack + packed.scales
-        return PackedMatrix(product_kind(matrix), packed.tile_bytes, weights, scales, packed.blocks)
+        added = 0 if bias is None else self.constant(bias)
+        return PackedMatrix(product_kind(matrix), packed.tile_bytes, weights, scales, packed.blocks, added)
 
 
 def input_form(matrix: Matrix) -> int:

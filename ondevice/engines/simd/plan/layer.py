@@ -133,7 +133,7 @@ class LayerPlanner:
         self._ones = builder.constant(np.ones(max(own.head_dim for own in bodies), np.float32))
         """Weights of the norm of values."""
         self._zeros = builder.rows(width)
-        self._biases: dict[DecoderLayer, Float32Array] = {}
+        self._biases: dict[DecoderLayer, list[Float32Array]] = {}
         heads = max((own.kv_heads for own in bodies if own.kind == "full"), default=0)
         units = 0 if lookup is None else (1 + lookup.most_units) * heads
         self._chosen = builder.buffers.bytes(8 * units * builder.most_rows)
@@ -200,11 +200,11 @@ class LayerPlanner:
         parts = [matrices[name] for name in HEADS if matrices.get(name) in builder.places]  # the others are joined
         widths = [4 * TILE * builder.places[part].tiles for part in parts]
         stride, column = sum(widths), 0
-        for part, width in zip(parts, widths, strict=True):
+        for part, width, bias in zip(parts, widths, self._bias(layer, widths), strict=True):
             if column:  # this matrix reads its input in another form
                 norm = norms.get(NORMS[body.type][0])
                 builder.quantize(row_set, stream.hidden, self._width, self.entry, part, norm)
-            builder.project(row_set, part, self.entry, x + column, stride=stride)
+            builder.project(row_set, part, self.entry, x + column, stride=stride, bias=bias)
             column += width
         first_value = body.query_width if body.k_eq_v else body.query_width + body.kv_width
         heads = body.heads, body.kv_heads, body.head_dim
@@ -215,7 +215,6 @@ class LayerPlanner:
                 x,
                 stride,
                 *heads,
-                bias=self._bias(layer),
                 query_norm=self._address(norms.get("self_attn.q_norm")),
                 key_norm=self._address(norms.get("self_attn.k_norm")),
                 value_norm=self._ones if body.v_norm else 0,
@@ -228,22 +227,32 @@ class LayerPlanner:
             )
         )
         output = matrices["self_attn.o_proj"]
-        form = input_form(output)
-        attend = Attend(row_set, x, stride, *heads, kind=kind, cache=cache, activations=self._inner, form=form)
+        attend = Attend(
+            row_set,
+            x,
+            stride,
+            *heads,
+            kind=kind,
+            cache=cache,
+            activations=self._inner,
+            form=input_form(output),
+            sinks=self._address(norms.get("self_attn.sinks")),
+        )
         if self._lookup is None or body.kind != "full":
             builder.add(attend)
         else:
             self._attend_to_chosen(attend, self._lookup)
-        builder.project(row_set, output, self._inner, x)
+        builder.project(row_set, output, self._inner, x, bias=norms.get("self_attn.o_proj.bias"))
 
-    def _bias(self, layer: DecoderLayer) -> int:
-        """The address of the biases of queries, keys and values, one after the other; 0 if there are none."""
+    def _bias(self, layer: DecoderLayer, widths: Sequence[int]) -> Sequence[Float32Array | None]:
+        """The biases of queries, keys and values, as parts of the bytes that the packed matrices write."""
         names = [f"{name}.bias" for name in HEADS if f"{name}.bias" in layer.floats]
         if not names:
-            return 0
-        if layer not in self._biases:
-            self._biases[layer] = np.concatenate([layer.floats[name] for name in names])
-        return self._address(self._biases[layer])
+            return [None] * len(widths)
+        if layer not in self._biases:  # the same arrays for every plan, as they are constants
+            joined = np.concatenate([layer.floats[name] for name in names])
+            self._biases[layer] = np.split(joined, np.cumsum(widths[:-1]) // joined.itemsize)
+        return self._biases[layer]
 
     def _attend_to_chosen(self, attend: Attend, settings: LookupSettings) -> None:
         """Add lookup attention: a step that chooses positions and one that attends to them.
@@ -330,6 +339,8 @@ class ExpertsPlanner:
         """Activations of all pairs: the input of the experts' down projection."""
         self._outputs = buffers.floats(pairs * width)
         """float32[pairs, width], the output of the down projection."""
+        self._gate_up_biases: dict[Experts, Float32Array] = {}
+        """float32[experts, inner / 32, 2, 32], in the order of the tiles: for 32 outputs those of gate, then of up."""
 
     def add(self, experts: Experts, activation: Activation, row_set: int, hidden: int, out: int) -> None:
         """Add the steps that write the experts' output, or replace the dense block's by the sum of both, each normed.
@@ -355,6 +366,7 @@ class ExpertsPlanner:
                 norm=constant(experts.pre_norm),
                 activations=self._alone,
                 form=input_form(gate_up),
+                bias=0 if experts.router_bias is None else constant(experts.router_bias),
             )
         )
         builder.add(
@@ -372,8 +384,18 @@ class ExpertsPlanner:
             )
         )
         builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))
-        builder.gated(row_set, gate_up, self._entry, self._inner, down, activation, experts=count, groups=groups)
-        builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups)
+        builder.gated(
+            row_set,
+            gate_up,
+            self._entry,
+            self._inner,
+            down,
+            activation,
+            experts=count,
+            groups=groups,
+            bias=self._gate_up_bias(experts),
+        )
+        builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups, bias=experts.down_bias)
         builder.add(
             Mix(
                 row_set,
@@ -388,3 +410,11 @@ class ExpertsPlanner:
                 top=experts.top,
             )
         )
+
+    def _gate_up_bias(self, experts: Experts) -> Float32Array | None:
+        if experts.gate_up_bias is None:
+            return None
+        if experts not in self._gate_up_biases:  # the same array for every plan, as it is a constant
+            halves = experts.gate_up_bias.reshape(len(experts.gate_up), 2, -1, BLOCK)
+            self._gate_up_biases[experts] = np.ascontiguousarray(halves.swapaxes(1, 2))
+        return self._gate_up_biases[experts]

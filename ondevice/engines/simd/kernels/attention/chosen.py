@@ -21,6 +21,7 @@ from ondevice.engines.simd.kernels.attention.exact import (
     attend_all,
     attend_block,
     begin_unit,
+    head_sinks,
     parts_of,
     tile_size,
     write_out,
@@ -97,7 +98,8 @@ def begin_row(step: Any, state: np.ndarray, unit: int, scratch: Scratch) -> Any:
     pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
     queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
     block = kv_head * group * size // 32
-    output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.form)
+    sinks = head_sinks(step, kv_head)
+    output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.form, sinks)
     begin_unit(state, pairs, queries, head, scratch)
     return RowUnit(row, kv_head, record, pairs, head, output)
 

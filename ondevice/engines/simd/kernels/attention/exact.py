@@ -21,6 +21,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     States,
     clear,
     fold_all,
+    power,
     read_sequence,
     row_range,
     scratch_at,
@@ -84,6 +85,7 @@ class Output(NamedTuple):
     block : the first block of the first query head in a row
     blocks : blocks of a row
     form : form of the activations
+    sinks : address of float32[group], the scores of the query heads' sinks; 0 if there are none
     """
 
     activations: int
@@ -91,6 +93,7 @@ class Output(NamedTuple):
     block: int
     blocks: int
     form: int
+    sinks: int
 
 
 @kernel
@@ -131,18 +134,34 @@ def tile_size(bits: int, pairs: int) -> Any:
 
 @kernel
 def write_out(pairs: Pairs, head_dim: int, states: States, output: Output) -> None:
-    """Divide complete states by their sums of weights, and write them as activations."""
+    """Divide complete states by their sums of weights, that of a sink included, and write them as activations."""
     for i in range(pairs.size):
         number = pairs.first + i
         row, head = pairs.first_row + number // pairs.group, number % pairs.group
         state = states.address + i * states.stride
         total = read_f32(state + 4 * head_dim + 4)
-        share = full(_ONE / total if total > _ZERO else _ZERO)
+        share = _ZERO
+        if total > _ZERO and output.sinks:
+            share = share_beside(read_f32(output.sinks + 4 * head), read_f32(state + 4 * head_dim), total)
+        elif total > _ZERO:
+            share = _ONE / total
         for part in range(head_dim // 32):
             block = output.block + head * (head_dim // 32) + part
             at = state + 128 * part
-            low, high = load(at) * share, load(at + 64) * share
+            low, high = load(at) * full(share), load(at + 64) * full(share)
             write_input(low, high, output.form, output.activations, row, output.rows, block, output.blocks)
+
+
+@kernel
+def share_beside(sink: float, peak: float, total: float) -> Any:
+    """1 / (total + e**(sink - peak)): the factor of values that are weighed relative to `peak`, beside a sink.
+
+    peak, total : the largest score, and the sum of the weights of all positions relative to it
+    """
+    if sink > peak:
+        own = power(peak - sink)
+        return own / (total * own + _ONE)
+    return _ONE / (total + power(sink - peak))
 
 
 @kernel
@@ -225,6 +244,12 @@ def attend_all(
 
 
 @kernel
+def head_sinks(step: Any, kv_head: int) -> Any:
+    """The address of the sinks of the query heads of a KV head; 0 if there are none."""
+    return step.sinks + 4 * kv_head * (step.query_heads // step.kv_heads) if step.sinks else np.int64(0)
+
+
+@kernel
 def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     """The step `Attend` over all positions: activations = softmax(queries @ keys.T) @ values, quantised, causal.
 
@@ -265,7 +290,8 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
                     queries = Queries(step.x + 4 * kv_head * group * size, stride, size)
                     head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line)
                     blocks = query_heads * size // 32
-                    output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.form)
+                    block, sinks = kv_head * group * size // 32, head_sinks(step, kv_head)
+                    output = Output(step.activations, state[row_set], block, blocks, step.form, sinks)
                     begin_unit(state, pairs, queries, head, scratch)
                     place = first_row * query_heads + kv_head * count * group + first
                     partials = Partials(

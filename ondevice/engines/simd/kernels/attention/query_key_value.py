@@ -75,13 +75,6 @@ def rotated_head(x: int, weight: int, cosines: int, sines: int, head_dim: int, e
 
 
 @kernel
-def add_bias(x: int, bias: int, count: int) -> None:
-    """x += bias, float32[count]."""
-    for i in range(0, 4 * count, 64):
-        store(x + i, load(x + i) + load(bias + i))
-
-
-@kernel
 def copy(x: int, out: int, count: int) -> None:
     """out = x, float32[count]."""
     for i in range(0, 4 * count, 64):
@@ -173,8 +166,8 @@ def move_row(bits: int, keys: int, values: int, old: int, new: int, kv_heads: in
 
 @kernel
 def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
-    """The step `Head`: query = rotate(norm(query + bias)) * scale, in place; rotate(norm(key + bias)) and
-    norm(value + bias) go to the cache.
+    """The step `Head`: query = rotate(norm(query)) * scale, in place; rotate(norm(key)) and norm(value) go to the
+    cache.
 
     A unit is a head of a row, float32[size]; threads take equal shares. Layers that read another layer's cache have no
     keys and values. `scratch` is the address of this thread's working memory, float32[size].
@@ -185,7 +178,7 @@ def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratc
     """
     step = read_step(Head, words)
     row_set, x, stride, size = step.row_set, step.x, step.stride, step.size
-    query_heads, kv_heads, bias = step.query_heads, step.kv_heads, step.bias
+    query_heads, kv_heads = step.query_heads, step.kv_heads
     cache, eps, scale = CACHES + step.cache, bits_float(np.int32(step.eps)), bits_float(np.int32(step.scale))
     rows, group, keys = state[row_set], query_heads // kv_heads, 1 if step.value else 0
     units = rows * kv_heads * (keys + group)
@@ -198,8 +191,6 @@ def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratc
         if step.rotary >= 0:
             rotary = source_row(state, row_set, row) * state[ROTARY_STRIDE] + step.rotary
             cosines, sines = state[COSINES] + rotary, state[SINES] + rotary
-        if bias:
-            add_bias(at, bias + 4 * number * size, size)
         if number < query_heads:
             rotated_head(at, step.query_norm, cosines, sines, size, eps)
             if scale != _ONE:
@@ -210,10 +201,7 @@ def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratc
         cache_row = sequence.length - sequence.base + row - sequence.first_row
         bits, own = state[CACHE_BITS], kv_head * part_bytes(state[CACHE_BITS], size)
         line = kv_heads * part_bytes(bits, size)
-        first_number = step.value + kv_head * size
-        value = x + row * stride + 4 * first_number
-        if bias:
-            add_bias(value, bias + 4 * first_number, size)
+        value = x + row * stride + 4 * (step.value + kv_head * size)
         if step.value_norm:
             norm(value, step.value_norm, scratch, size, eps)
         else:

@@ -120,8 +120,8 @@ class Select(NamedTuple):
 # Steps that multiply rows with a matrix, and the functions between two of them.
 
 
-SAME, SILU, RELU, GELU = range(4)
-"""The functions of `Activate` and `Gated`; GELU in its tanh approximation."""
+SAME, SILU, RELU, GELU, CLAMPED = range(5)
+"""The functions of `Activate` and `Gated`; GELU in its tanh approximation, CLAMPED that of `clamped_swiglu`."""
 
 
 class PackedMatrix(NamedTuple):
@@ -138,10 +138,12 @@ class PackedMatrix(NamedTuple):
     the scales of each block, else its epilogue."""
     blocks: int
     """Blocks of a row."""
+    bias: int
+    """Address of float32[tiles, 16], added to the products; 0 to add nothing."""
 
 
 class Project(NamedTuple):
-    """out = activations @ matrix.T, with a softcap if `cap` is not 0."""
+    """out = activations @ matrix.T + bias, with a softcap if `cap` is not 0."""
 
     row_set: int
     matrix: PackedMatrix
@@ -163,7 +165,10 @@ class Project(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """out = quantised f(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one."""
+    """out = quantised f(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one.
+
+    Both products have the bias of their rows. CLAMPED is a function of both factors.
+    """
 
     row_set: int
     matrix: PackedMatrix
@@ -181,7 +186,7 @@ class Gated(NamedTuple):
     factor_stride: int
     """Bytes from a row of the factor to the next; 0 without one."""
     function: int
-    """GELU or SILU."""
+    """GELU, SILU or CLAMPED."""
     groups: int = 0
     """As in `Project`; with groups, `out` is in groups too."""
 
@@ -191,8 +196,8 @@ class Gated(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Add a bias to the heads of queries, keys and values, norm them, rotate queries and keys, scale queries; write
-    keys and values to the caches.
+    """Norm the heads of queries, keys and values, rotate queries and keys, scale queries; write keys and values to the
+    caches.
 
     A part whose address is 0 is left out.
     """
@@ -204,8 +209,6 @@ class Head(NamedTuple):
     query_heads: int
     kv_heads: int
     size: int
-    bias: int
-    """Address of float32[head, size], added to a row."""
     query_norm: int
     """Address of float32[size], the weight of the norm."""
     key_norm: int
@@ -294,7 +297,7 @@ class CandidateLogits(NamedTuple):
 
 
 class Score(NamedTuple):
-    """scores = norm(h) @ router.T; activations = quantised norm(h), for the experts that will be chosen."""
+    """scores = norm(h) @ router.T + bias; activations = quantised norm(h), for the experts that will be chosen."""
 
     row_set: int
     h: int
@@ -312,6 +315,8 @@ class Score(NamedTuple):
     """Address of the activations, each row in a group of its own."""
     form: int
     """The form that the experts' matrices need."""
+    bias: int
+    """Address of float32[experts]; 0 to add nothing."""
 
 
 class Choose(NamedTuple):
@@ -410,7 +415,8 @@ class Attend(NamedTuple):
 
     With `chosen` over the units that a `LookUp` has chosen, the first positions and the newest. With `codes`, but not
     `chosen`, over all positions, with scores from table lookups except for the first positions and the newest. With
-    neither over all positions, exactly; fields after `form` are 0.
+    neither over all positions, exactly; fields after `sinks` are 0. With `sinks`, a head's softmax has one more score,
+    of a position without a value.
     """
 
     row_set: int
@@ -424,6 +430,8 @@ class Attend(NamedTuple):
     activations: int
     """Address of the activations [rows, query_heads * size] that are written."""
     form: int
+    sinks: int = 0
+    """Address of float32[query_heads], the score of each head's sink; 0 if there are none."""
     window: int = 0
     chosen: int = 0
     most: int = 0

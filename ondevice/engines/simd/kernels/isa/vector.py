@@ -359,6 +359,7 @@ _C0, _C1, _C2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
 _C3, _C4, _C5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
 _LOWEST, _HIGHEST = _F(-87.0), _F(88.0)
 _ZERO, _ONE, _TWO = _F(0.0), _F(1.0), _F(2.0)
+_SWIGLU_ALPHA, _SWIGLU_LIMIT = _F(1.702), _F(7.0)
 _GELU_INNER, _GELU_CUBE = _F(-2.0 * 0.7978845608028654), _F(-2.0 * 0.7978845608028654 * 0.044715)
 
 
@@ -393,3 +394,11 @@ def gelu(x: Any) -> Any:
 def silu(x: Any) -> Any:
     """x * sigmoid(x) = x / (1 + e**-x)."""
     return x / (full(_ONE) + exp(full(_ZERO) - x))
+
+
+@kernel
+def clamped_swiglu(gate: Any, up: Any) -> Any:
+    """g * sigmoid(1.702 * g) * (clamp(up, -7, 7) + 1), where g = min(gate, 7) (GptOssExperts)."""
+    gate, limit = minimum(gate, full(_SWIGLU_LIMIT)), full(_SWIGLU_LIMIT)
+    up = maximum(minimum(up, limit), full(_ZERO) - limit)
+    return gate / (full(_ONE) + exp(gate * full(-_SWIGLU_ALPHA))) * (up + full(_ONE))
