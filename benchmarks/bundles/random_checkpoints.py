@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.bundles.gemma4 import E2B_VISION
 from ondevice.bundle_format.tensor_table import EMBEDDING
+from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
 from ondevice_export.checkpoint import audio as audio_towers
 
 FloatArray = npt.NDArray[np.float32]
@@ -23,7 +24,7 @@ def noise() -> FloatArray:
 
 
 class RandomCheckpoint:
-    """Stands in for `Checkpoint`: matrices are one random block over and over, norms and scalars are ones.
+    """Stands in for `Checkpoint`: matrices and biases are one random block over and over, norms and scalars are ones.
 
     embedding_factor : of the token embedding's numbers. Where the model itself does not multiply embeddings, they would
         be lost among what attention adds, and all rows would choose the same experts
@@ -37,11 +38,13 @@ class RandomCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def kept_format(self, name: str) -> None:
+    def kept_format(self, name: str) -> WeightFormat | None:
         return None
 
     def read(self, name: str) -> FloatArray:
         shape = self._shapes[name]
+        if name.endswith(("bias", "sinks")):
+            return np.resize(self._noise, shape)
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
@@ -57,6 +60,18 @@ class RandomCheckpoint:
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         return np.random.default_rng(1).permutation(self._shapes[name][0])
+
+
+class RandomMxfp4(RandomCheckpoint):
+    """The same with experts in MXFP4, as the checkpoints of gpt-oss have them."""
+
+    def kept_format(self, name: str) -> WeightFormat | None:
+        return MXFP4 if len(self._shapes[name]) == 3 else None
+
+    def kept_blocks(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint8], FloatArray, None]:
+        width = self._shapes[name][-1]
+        codes = np.resize(self._noise.view(np.uint8)[::4] & 15, (stop - start, width))
+        return codes, np.full((stop - start, width // MXFP4.group), 2.0**-8, np.float32), None
 
 
 class RandomTower(RandomCheckpoint):

@@ -7,7 +7,8 @@ It goes through the exporter, matrix by matrix, so its graphs are the real ones,
 export does; E2B's has 2.8 GB and takes less than a minute. `--mobile` and `--heads` are for E2B: the form of Google's
 mobile checkpoint (2, 4 and 8 bits, a scale for each row, static activations), and heads for drafts of every kind.
 `--towers --layers 2 --no-drafter` writes whole towers and little else, for `benchmarks.speed.media --towers-only`.
-Qwen3-30B-A3B, which has no assistant and no towers, is a size too.
+Mixtures of experts of other families (`benchmarks.bundles.mixtures`), which have no assistant and no towers, are sizes
+too.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.bundles import gemma4, qwen3
+from benchmarks.bundles import gemma4, mixtures
 from benchmarks.bundles.gemma4 import E2B_AUDIO, E2B_VISION, TARGETS, drafter_fields, target_fields
-from benchmarks.bundles.random_checkpoints import QUANTIZATION, MobileCheckpoint, RandomCheckpoint, RandomTower
+from benchmarks.bundles.random_checkpoints import (
+    QUANTIZATION,
+    MobileCheckpoint,
+    RandomCheckpoint,
+    RandomMxfp4,
+    RandomTower,
+)
 from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Target
@@ -89,13 +96,17 @@ def write_bundle(
 
 def target_model(size: str, directory: Path, layers: int | None = None) -> TargetCheckpoint:
     """The target as the exporter sees it, or its last `layers` layers; its `config.json` goes below the directory."""
-    fields = dict(qwen3.FIELDS) if size == qwen3.MIXTURE else target_fields(size)
+    made = RandomMxfp4 if size in mixtures.IN_MXFP4 else RandomCheckpoint
+    if size in TARGETS:
+        name, fields, factor = f"gemma-4-{size}-shape", target_fields(size), 1.0
+    else:  # without Gemma's factor of embeddings, in the weights
+        fields = dict(mixtures.FIELDS[size])
+        name, factor = f"{size}-shape", math.sqrt(fields["hidden_size"])
     if layers is not None:
         kinds = {"layer_types": fields["layer_types"][-layers:]} if "layer_types" in fields else {}
         fields |= {"num_hidden_layers": layers, **kinds}
-    checkout = _config(directory / (f"{size}-shape" if size == qwen3.MIXTURE else f"gemma-4-{size}-shape"), fields)
-    factor = math.sqrt(fields["hidden_size"]) if size == qwen3.MIXTURE else 1.0
-    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, RandomCheckpoint(shapes, factor)))
+    checkout = _config(directory / name, fields)
+    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, made(shapes, factor)))
 
 
 def described_target(
@@ -156,7 +167,7 @@ def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("size", choices=[*TARGETS, qwen3.MIXTURE])
+    parser.add_argument("size", choices=[*TARGETS, *mixtures.FIELDS])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--quantize", choices=WEIGHT_FORMATS, default="int4")
@@ -170,7 +181,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.size != E2B and (arguments.heads or arguments.mobile):
         parser.error("--heads and --mobile are for E2B")
-    if arguments.size == qwen3.MIXTURE and arguments.towers:
+    if arguments.size not in TARGETS and arguments.towers:
         parser.error("--towers is for Gemma 4")
     write_bundle(
         arguments.size,

@@ -7,6 +7,8 @@ presents its metadata as such a mapping.
     rope_parameters      for each of these, its `rope_type`, `rope_theta` and what the type needs
     no_rope_layers       for every layer 1, or 0 if it does not rotate; only of classes that have such layers
     hidden_activation    the activation, with its older names
+    alternating_experts  whether rows of gate and up alternate in experts, whose matrices are then stored transposed
+                         unless they are quantised; false for a file that has all of gate first
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already
 """
@@ -110,6 +112,8 @@ def _layer_types(fields: JsonFields) -> list[str]:
     data, count = fields.data, fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     given = data.get("layer_types")
     if given is not None:
+        if isinstance(given, list):  # a name of full attention beside Mamba layers
+            given = [FULL if name == "attention" else name for name in given]
         if not isinstance(given, list) or len(given) != count or not all(name in (SLIDING, FULL) for name in given):
             raise CheckpointError(
                 f"{fields.origin}: layer_types does not name {count} full or sliding attention layers"

@@ -19,9 +19,12 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
-from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Taken, stack_experts
+from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Taken, stack_experts, whole
+from ondevice_export.checkpoint.transposed import TransposedEntry
 
 Number = TypeVar("Number", bound=np.generic)
+Entry = TensorEntry | Mxfp4Entry | TransposedEntry
+"""How a tensor lies in safetensors files."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -138,8 +141,14 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         return self._find(name).shape
 
     def read(self, name: str) -> Float32Array:
-        shape = self.shape(name)
-        return self.rows(name, 0, math.prod(shape[:-1])).reshape(shape)
+        stack = self._find(name)
+        return self.rows(name, 0, sum(part.count for part in stack.parts)).reshape(stack.shape)
+
+    def turn(self, name: str) -> None:
+        """Read a tensor of experts, stored as [experts, width, rows] unless it is quantised, as [experts, rows, width].
+
+        GGUF files have none that is stored so.
+        """
 
     def split(self, prefix: str, rows_of: Mapping[str, tuple[str, Sequence[Taken]]]) -> None:
         """Replace tensors by those that are rows of them: for each of these the tensor that has it, and the rows.
@@ -179,7 +188,7 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         return np.repeat(factors, [part.count for part in parts])[:, None]
 
 
-class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry | Mxfp4Entry]):
+class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, Entry]):
     """A directory with `config.json` and safetensors files."""
 
     def __init__(self, directory: Path) -> None:
@@ -200,6 +209,11 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry | Mxfp4
         except BaseException:
             self.close()
             raise
+
+    def turn(self, name: str) -> None:
+        place = self._find(name).parts[0].place
+        if isinstance(place, TensorEntry) and len(place.shape) == 3:
+            self._tensors[name] = whole(self._find(name).parts[0].file, TransposedEntry(place))
 
     def dtype(self, name: str) -> str:
         return self._whole(name)[1].dtype
@@ -252,22 +266,17 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry | Mxfp4
         return parts[0].file, place
 
     @staticmethod
-    def _rows(part: RowRange[SafetensorsFile, TensorEntry | Mxfp4Entry]) -> Float32Array:
+    def _rows(part: RowRange[SafetensorsFile, Entry]) -> Float32Array:
         file, entry = part.file, part.place
-        if isinstance(entry, Mxfp4Entry):
-            codes, scales = entry.read(file, part.start, part.stop, part.step)
-            with np.errstate(over="ignore"):  # infinite weights are refused where they are stored
-                blocks = MXFP4.levels[codes].reshape(*scales.shape, MXFP4.group) * scales[..., None]
-            return part.scaled(blocks.reshape(len(codes), -1))
+        if not isinstance(entry, TensorEntry):
+            return part.scaled(entry.numbers(file, part.start, part.stop, part.step))
         stride = entry.nbytes // entry.rows
         data = file.read(entry, part.start * stride, (part.stop - part.start) * stride)
         rows = to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(part.stop - part.start, -1)
         return part.scaled(rows[:: part.step])
 
     @staticmethod
-    def _blocks(
-        part: RowRange[SafetensorsFile, TensorEntry | Mxfp4Entry],
-    ) -> tuple[npt.NDArray[np.uint8], Float32Array]:
+    def _blocks(part: RowRange[SafetensorsFile, Entry]) -> tuple[npt.NDArray[np.uint8], Float32Array]:
         assert isinstance(part.place, Mxfp4Entry)
         return part.place.read(part.file, part.start, part.stop, part.step)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
-from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
+from ondevice.bundle_format.tensor_table import EMBEDDING, FINAL_NORM, HEAD, Shapes, drafter_shapes, target_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
@@ -35,7 +35,6 @@ from ondevice_export.gguf.checkpoint import GgufCheckpoint
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 """Prefixes of the text model's tensors; those of multimodal checkpoints come first, as some begin with `model.` too."""
 
-_FINAL_NORM = "norm.weight"
 _COMPARED = 4096
 """Rows of two matrices that are compared at a time."""
 
@@ -99,8 +98,10 @@ def open_target(
         quantization = read_quantization(checkpoint.config, checkpoint.origin)
         names = _names(_weights(checkpoint, quantization), config, family, checkpoint.origin)
         for index in range(len(config.layers)):
+            for each in ("gate_up_proj", "down_proj") if fields.flag("alternating_experts") else ():
+                checkpoint.turn(names.of(f"layers.{index}.experts.{each}"))
             checkpoint.split(f"{names.prefix}layers.{index}.", family.rows_of(fields, index))
-        tensors = NamedTensors(checkpoint, names, _norm_offset(fields))
+        tensors = _named(checkpoint, names, fields)
         if quantization is None and config.tied and not _heads_agree(checkpoint, names):
             config = dataclasses.replace(config, tied=False)
             note(
@@ -180,7 +181,7 @@ def _names(present: Iterable[str], config: Target, family: Family, origin: str) 
     names = set(present)
     head = next((head for head in _HEADS if head in names), None)
     alone = config.tied and head is not None and not any(prefix + EMBEDDING in names for prefix in _PREFIXES)
-    first = _FINAL_NORM if alone else EMBEDDING
+    first = FINAL_NORM if alone else EMBEDDING
     prefix = next((prefix for prefix in _PREFIXES if prefix + first in names), None)
     if prefix is None:
         raise CheckpointError(f"{origin}: the checkpoint has no {EMBEDDING}: it holds no text model")
@@ -202,9 +203,14 @@ def _heads_agree(checkpoint: Checkpoint, names: TensorNames) -> bool:
     return all(np.array_equal(checkpoint.rows(head, *piece), checkpoint.rows(embedding, *piece)) for piece in pieces)
 
 
-def _norm_offset(config: Config) -> float:
-    """The number added to the weights of norms."""
-    return float(config.integer("norm_offset", 0, 0, 1))
+def _named(checkpoint: Checkpoint, names: TensorNames, config: Config) -> NamedTensors:
+    return NamedTensors(
+        checkpoint,
+        names,
+        norm_offset=float(config.integer("norm_offset", 0, 0, 1)),
+        logits_divisor=config.number("logits_scaling", 1.0),
+        alternating=config.flag("alternating_experts"),
+    )
 
 
 _BUFFERS = ("rotary_emb.inv_freq",)

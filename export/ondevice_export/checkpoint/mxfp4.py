@@ -84,6 +84,13 @@ class Mxfp4Entry:
         )
         return MXFP4.unpack(in_ascending_codes(packed)), scales_of(exponents)
 
+    def numbers(self, file: SafetensorsFile, start: int, stop: int, step: int) -> Float32Array:
+        """The weights of the same rows, float32[rows, width]."""
+        codes, scales = self.read(file, start, stop, step)
+        with np.errstate(over="ignore"):  # infinite weights are refused where they are stored
+            blocks = MXFP4.levels[codes].reshape(*scales.shape, MXFP4.group) * scales[..., None]
+        return blocks.reshape(len(codes), -1)
+
 
 def join_blocks(
     tensors: Mapping[str, tuple[SafetensorsFile, TensorEntry]], config: Mapping[str, Any], origin: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
+from ondevice.bundle_format.tensor_table import EMBEDDING, FINAL_NORM, HEAD
 from ondevice_export.checkpoint.directory import Checkpoint
 
 
@@ -40,18 +40,29 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """An open checkpoint, the names of a model's tensors in it, and what is added to the weights of its norms.
+    """An open checkpoint, the names of a model's tensors in it, and what their values lack there.
 
-    Some families store the weights of norms without the 1 that their code adds. It is added when a weight is read, so
-    that neither graphs nor kernels know of it.
+    It is computed when a tensor is read, so that neither graphs nor kernels know of it.
+
+    Attributes:
+        norm_offset: added to the weights of norms; some families store them without the 1 that their code adds.
+        logits_divisor: of the logits; the weight of the last norm is divided by it, because a tied head cannot be.
+        alternating: whether the biases of an expert's gate and up alternate; those of gate come first in a bundle.
     """
 
     checkpoint: Checkpoint
     names: TensorNames = TensorNames()
     norm_offset: float = 0.0
+    logits_divisor: float = 1.0
+    alternating: bool = False
 
     def read(self, own: str) -> Float32Array:
         """A small tensor by its name in a bundle, as float32."""
         values = self.checkpoint.read(self.names.of(own))
-        is_norm = own.endswith("norm.weight")
-        return values + np.float32(self.norm_offset) if self.norm_offset and is_norm else values
+        if self.norm_offset and own.endswith("norm.weight"):
+            values = values + np.float32(self.norm_offset)
+        if self.logits_divisor != 1 and own == FINAL_NORM:
+            values = values / np.float32(self.logits_divisor)
+        if self.alternating and own.endswith("experts.gate_up_proj_bias"):
+            values = values.reshape(len(values), -1, 2).swapaxes(1, 2).reshape(values.shape)
+        return values

@@ -2,7 +2,8 @@
 
 Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`;
 GGUF files have one tensor of each for all experts. transformers 5 multiplies two: `experts.gate_up_proj` [experts,
-2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H, inner]. So do bundles.
+2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H, inner]. So do bundles. Biases of
+gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias` [experts, 2 * inner].
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ondevice.errors import CheckpointError
 
 _OF_ONE = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{0,3})\.(?P<matrix>gate|up|down)_proj\.weight")
 _OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate|up)_proj")
+_OF_GATE = re.compile(r"(?P<experts>.*\bexperts)\.gate_proj_bias")
 
 
 class TensorFile(Protocol):
@@ -145,6 +147,13 @@ def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dic
                 raise CheckpointError(f"{origin}: {prefix} has matrices of single experts beside {name}")
             stack = _stacked(f"{origin}: {prefix}", *(matrices.get(each, {}) for each in names))
             found[f"{prefix}.{name}"] = stack
+    for one in [one for name in found if (one := _OF_GATE.fullmatch(name)) is not None]:
+        gate, up = found.pop(one[0]), found.pop(f"{one['experts']}.up_proj_bias", None)
+        if up is None or up.shape != gate.shape or len(gate.shape) != 2:
+            raise CheckpointError(f"{origin}: {one['experts']} has not the biases of gate and of up, of one shape")
+        count, inner = gate.shape
+        halves = (part for number in range(count) for each in (gate, up) for part in each.between(number, number + 1))
+        found[f"{one['experts']}.gate_up_proj_bias"] = Stack((count, 2 * inner), tuple(halves))
     return found
 
 

@@ -154,7 +154,7 @@ class Family:
     rows_of: Callable[[Config, int], Mapping[str, RowsOf]] = _as_stored
     """Tensors of layer `index` that are rows of others in a checkpoint, all without the layer's prefix."""
     scaled_embedding: bool = False
-    """Whether the token embedding is multiplied by sqrt(hidden_size)."""
+    """Whether the token embedding is multiplied by sqrt(hidden_size), beside `embedding_multiplier`."""
     per_layer: Callable[[Config], PerLayerEmbeddings | None] = _no_embeddings
     """The per-layer embeddings, if its models have them."""
     towers: bool = False
@@ -182,7 +182,8 @@ def decoder(family: Family, config: Config) -> Target:
         layers=layers,
         vocab_size=config.integer("vocab_size"),
         context_length=config.context,
-        embedding_factor=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+        embedding_factor=(math.sqrt(hidden) if family.scaled_embedding else 1.0)
+        * config.number("embedding_multiplier", 1.0),
         softcap=None if softcap is None else config.number("final_logit_softcapping"),
         tied=config.flag("tie_word_embeddings"),
         per_layer=family.per_layer(config),

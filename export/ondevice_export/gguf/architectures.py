@@ -226,6 +226,18 @@ def _mistral3(metadata: Metadata) -> dict[str, Any]:
     return _without_experts(metadata, rope)
 
 
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    """Granite 3 and the dense models of Granite 4; the file says if they do not rotate."""
+    return {
+        **_dense(metadata),
+        "embedding_multiplier": metadata.positive("embedding_scale") or 1.0,
+        "residual_multiplier": metadata.positive("residual_scale") or 1.0,
+        "attention_multiplier": metadata.positive("attention.scale") or _head_dim(metadata) ** -0.5,
+        "logits_scaling": metadata.positive("logit_scale") or 1.0,
+        "position_embedding_type": "rope" if metadata.flag("rope.scaling.finetuned", True) else "nope",
+    }
+
+
 def _without_experts(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, minimum=0):
         raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
@@ -240,6 +252,21 @@ def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
         "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    """Yarn's bounds are not rounded to whole pairs, as the model was trained; llama.cpp rounds them."""
+    rope = {**_rope(metadata), "truncate": False}
+    return {
+        "hidden_act": "silu",
+        "sliding_window": metadata.integer("attention.sliding_window", 1, minimum=0) or 1,
+        "layer_types": [SLIDING if each else FULL for each in metadata.sliding(2)],
+        "rope_parameters": {FULL: rope, SLIDING: rope},
+        "num_local_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "alternating_experts": False,
     }
 
 
@@ -429,6 +456,17 @@ _QWEN_3_MIXTURE = {
     "ffn_up_exps.weight": "mlp.experts.up_proj",
     "ffn_down_exps.weight": "mlp.experts.down_proj",
 }
+_GPT_OSS = {
+    **_PROJECTIONS,
+    **_BIASES,
+    "attn_output.bias": "self_attn.o_proj.bias",
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate_inp.weight": "mlp.router.weight",
+    "ffn_gate_inp.bias": "mlp.router.bias",
+    **{f"ffn_{name}_exps.weight": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"ffn_{name}_exps.bias": f"mlp.experts.{name}_proj_bias" for name in ("gate", "up", "down")},
+}
 MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_MIXTURE) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
 MATRICES["mlp.experts.gate_up_proj"] = "ffn_gate_exps.weight"  # gate and up have the same inputs
@@ -445,10 +483,12 @@ _NEXTN = {
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
+    "granite": Architecture("GraniteForCausalLM", _granite, _LLAMA, _MODEL, interleaved=True),
     "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, _LLAMA, _MODEL, interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
+    "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),

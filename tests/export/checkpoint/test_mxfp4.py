@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -24,15 +23,14 @@ from ondevice.bundle_format.weight_format import MXFP4
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError
-from ondevice_export import export, families
+from ondevice_export import export
 from ondevice_export.bit_budget import choose_formats
 from ondevice_export.checkpoint.directory import SafetensorsCheckpoint
 from ondevice_export.checkpoint.models import open_target
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry
 from ondevice_export.checkpoint.source import locate
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families import qwen3
-from ondevice_export.families.family import Config, RowsOf
+from ondevice_export.families.family import RowsOf
 from tests.conftest import ENGINES, REFERENCE
 from tests.fixtures.mxfp4 import save_in_mxfp4, to_mxfp4, write_checkpoint
 
@@ -166,47 +164,36 @@ LAYER, SIZES = "model.layers.0.mlp.experts", (6, 64, 128)
 """Experts, the numbers between their matrices, and the hidden size."""
 
 
-def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
-    """The `rows_of` of a made family, which is Qwen3's but for the order of gate and up."""
-    name = "mlp.experts.gate_up_proj"
-    (_, taken), experts, inner = in_bundle_order(0, *SIZES[:2])["experts.gate_up_proj"], *SIZES[:2]
-    assert (experts, inner) == (config.integer("num_local_experts"), config.integer("moe_intermediate_size"))
-    return {name: (name, taken)}
-
-
 @pytest.fixture
-def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [dataclasses.replace(each, rows_of=rows_of) if each.name == "qwen3-moe" else each for each in qwen3.FAMILIES]
-    monkeypatch.setattr(families, "FAMILIES", tuple(made))
-
-
-@pytest.fixture
-def mixture(tmp_path: Path, alternating: None) -> tuple[Path, Any]:
-    """A checkpoint whose experts are in MXFP4, gate and up alternating; and the model with its weights."""
+def mixture(tmp_path: Path) -> tuple[Path, Any]:
+    """A checkpoint of gpt-oss, whose experts are in MXFP4; and the model with its weights."""
     experts, inner, hidden = SIZES
-    fields = {"vocab_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
-    fields |= {"hidden_size": hidden, "num_hidden_layers": 2, "head_dim": 32, "moe_intermediate_size": inner}
-    config = transformers.Qwen3MoeConfig(
-        **fields, num_experts=experts, num_experts_per_tok=2, norm_topk_prob=True, bos_token_id=None, eos_token_id=None
-    )
+    fields = {"vocab_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": inner}
+    fields |= {"hidden_size": hidden, "num_hidden_layers": 2, "head_dim": 32, "num_local_experts": experts}
+    config = transformers.GptOssConfig(**fields, num_experts_per_tok=2, sliding_window=16)
     torch.manual_seed(0)
-    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    model = transformers.GptOssForCausalLM(config).eval()
     state: dict[str, Any] = {}
     with torch.no_grad():
         for name, value in model.named_parameters():
             if value.ndim > 1:
-                value.normal_(0.0, 1.0 if name.endswith("mlp.gate.weight") else 0.1)
-            if ".experts." in name:
-                blocks, scales = to_mxfp4(value.numpy())
-                value.copy_(convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales)).transpose(1, 2))
-                if name.endswith("gate_up_proj"):
-                    order = np.arange(2 * inner).reshape(2, inner).T.reshape(-1)
-                    blocks, scales = blocks[:, order], scales[:, order]
+                value.normal_(0.0, 1.0 if name.endswith("mlp.router.weight") else 0.1)
+            elif not name.endswith("norm.weight"):
+                value.normal_(0.0, 0.3)
+            if name.endswith(("gate_up_proj", "down_proj")):
+                blocks, scales = to_mxfp4(value.numpy().swapaxes(1, 2))
+                value.copy_(convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales)))
                 state[f"{name}_blocks"], state[f"{name}_scales"] = blocks, scales
             else:
                 state[name] = value.numpy()
-    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.architectures = ["GptOssForCausalLM"]
     return write_checkpoint(tmp_path / "model", json.loads(config.to_json_string()), state), model
+
+
+def expert_weights(model: Any, name: str) -> NDArray[np.float32]:
+    """The weights of the experts of layer 1 in the order of a bundle: gate above up."""
+    weights: NDArray[np.float32] = model.state_dict()[f"model.layers.1.mlp.experts.{name}"].numpy().swapaxes(1, 2)
+    return np.concatenate([weights[:, ::2], weights[:, 1::2]], axis=1) if name == "gate_up_proj" else weights
 
 
 def logits(model: Any, bundle: Bundle, engine: EngineName) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -243,7 +230,7 @@ def test_experts_are_kept(mixture: tuple[Path, Any], options: dict[str, Any], tm
     for name in ("gate_up_proj", "down_proj"):
         tensor, weights = stored(bundle, f"layers.1.experts.{name}")
         assert tensor.format == "mxfp4"
-        np.testing.assert_array_equal(weights, model.state_dict()[f"model.layers.1.mlp.experts.{name}"].numpy())
+        np.testing.assert_array_equal(weights, expert_weights(model, name))
     formats = {each.format for name, each in bundle.manifest.tensors["target.onnx"].tensors.items() if "_proj" in name}
     assert formats >= {"mxfp4", "int8" if "quantize" in options or "bits_per_weight" in options else "int4"}
 
@@ -269,7 +256,7 @@ def importance_matrix(path: Path) -> Path:
 def test_both_engines_run_it(mixture: tuple[Path, Any], engine: EngineName, tmp_path: Path, kernels: None) -> None:
     bundle = Bundle.open(export(mixture[0], tmp_path / "bundle", quantize="int8"))
     expected, found = logits(mixture[1], bundle, engine)
-    near = np.abs(found - expected).max(-1) < 0.06 * np.abs(expected).max()
+    near = np.abs(found - expected).max(-1) < 0.12 * np.abs(expected).max()
     assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
 
 
@@ -309,18 +296,6 @@ def test_a_scale_that_a_bundle_does_not_hold(
     save_file(names, path)
     with pytest.raises(CheckpointError, match=said):
         export(mixture[0], tmp_path / "bundle", **options)
-
-
-def test_matrices_with_rows_and_columns_exchanged_are_refused(mixture: tuple[Path, Any], tmp_path: Path) -> None:
-    """As transformers 5 has the experts of gpt-oss in float: [experts, hidden, 2 * inner]."""
-    tensors = {name: value.numpy() for name, value in mixture[1].state_dict().items()}
-    tensors = {name: value.swapaxes(1, 2) if ".experts." in name else value for name, value in tensors.items()}
-    config = json.loads((mixture[0] / "config.json").read_text())
-    inner, hidden = SIZES[1:]
-    assert hidden == 2 * inner, "so that gate and up have the same shape"
-    said = rf"down_proj has shape \[6, {inner}, {hidden}\], .* asks for \[6, {hidden}, {inner}\]"
-    with pytest.raises(CheckpointError, match=said):
-        export(write_checkpoint(tmp_path / "float", config, tensors), tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("bits", [4.5, 5.5, 8.5])

@@ -21,6 +21,8 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
+    "granite": gguf.MODEL_ARCH.GRANITE,
     "mistral3": gguf.MODEL_ARCH.MISTRAL3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
@@ -86,7 +88,8 @@ def write_gguf(
     for name, values in _separate(architecture, state).items():
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
-        if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(("router.proj.weight", "mlp.gate.weight")):
+        plain = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
+        if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(plain):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
             writer.add_tensor(own, np.ascontiguousarray(data))
@@ -98,12 +101,19 @@ def write_gguf(
 
 
 def _separate(architecture: str, state: State) -> State:
-    """Gate and up of experts apart from each other, as the conversion of Qwen3's mixtures leaves them."""
+    """Gate and up of experts apart from each other, as the conversions of Qwen3's mixtures and of gpt-oss leave them.
+
+    Experts of gpt-oss are transposed, and gate and up alternate; the conversion names biases `gate_proj.bias`.
+    """
     found: dict[str, NDArray[np.float32]] = {}
-    for name, values in state.items():
-        if architecture == "qwen3moe" and name.endswith("gate_up_proj"):
-            for own, part in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
-                found[name.replace("gate_up", own)] = part
+    alternate = architecture == "gpt-oss"
+    for full, tensor in state.items():
+        turned = alternate and "experts." in full and tensor.ndim == 3
+        name, values = full.replace("_proj_bias", "_proj.bias"), tensor.swapaxes(1, 2) if turned else tensor
+        if architecture in {"qwen3moe", "gpt-oss"} and "gate_up_proj" in name:
+            halves = (values[:, ::2], values[:, 1::2]) if alternate else np.split(values, 2, axis=1)
+            for part, half in zip(("gate", "up"), halves, strict=True):
+                found[name.replace("gate_up", part)] = half
         else:
             found[name] = values
     return found
@@ -158,7 +168,7 @@ def _own_name(name: str, names: Any) -> str:
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
     if architecture == "gemma3" and name.endswith("norm.weight"):
         return values + np.float32(1)
-    if architecture in {"llama", "mistral3"} and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if architecture in {"llama", "mistral3", "granite"} and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     return values
@@ -186,6 +196,19 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "phi3":
         _describe_longrope(writer, config)
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(ropes["factor"])
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture == "mistral3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])

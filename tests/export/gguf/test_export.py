@@ -283,7 +283,8 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
 @pytest.mark.parametrize(
     ("architecture", "context"),
     [
-        *((each, None) for each in ("llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3")),
+        *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
+        *((each, None) for each in ("phi3", "gemma3")),
         ("phi3", 200),
     ],
 )
@@ -293,6 +294,8 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
+        "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig),
+        "gpt-oss": (transformers.GptOssForCausalLM, transformers.GptOssConfig),
         "mistral3": (transformers.Ministral3ForCausalLM, transformers.Ministral3Config),
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
@@ -320,6 +323,13 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         }
     if architecture != "qwen2":
         fields["head_dim"] = 32
+    if architecture == "granite":
+        fields |= {"hidden_size": 128, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+        fields |= {"attention_multiplier": 0.015625, "logits_scaling": 8.0}
+    if architecture == "gpt-oss":
+        rope = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+        fields |= {"rope_parameters": {**rope, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16}
     if architecture == "qwen3moe":
         sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
         fields |= {**sizes, "norm_topk_prob": True, "bos_token_id": None, "eos_token_id": None}

@@ -1,0 +1,65 @@
+"""The published shapes of mixtures of experts as data: the fields of their `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ondevice.bundle_format.tensor_table import Shapes
+from ondevice_export.checkpoint.models import checkpoint_shapes
+from ondevice_export.checkpoint.named_tensors import TensorNames
+from ondevice_export.families import read_target
+
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": False,
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "hidden_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 201_088,
+        "tie_word_embeddings": False,
+    },
+}
+"""Name -> fields."""
+IN_MXFP4 = ("gpt-oss-20b",)
+"""Those that are published with their experts in MXFP4, which bundles keep."""
+
+
+def shapes(name: str) -> Shapes:
+    """The tensors by their names in a checkpoint."""
+    return checkpoint_shapes(read_target(FIELDS[name], name).target, TensorNames("model."))

@@ -1,0 +1,113 @@
+"""Granite 3 and the dense models of Granite 4: as Llama, with factors of embeddings, scores, residuals and logits.
+
+A bundle has no factors of residuals and logits: the rows of the projections that are added to the residual stream have
+the former, and the weight of the last norm has the latter. Granite 4's class is that of its hybrids of attention and
+Mamba layers, which are not supported; its dense models have attention in all layers, and gate and up in one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ondevice.bundle_format.decoder import Block, Layer
+from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.stacks import Taken
+from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward
+from ondevice_export.families.llama import NAMES
+
+_OUTPUT, _DOWN = "self_attn.o_proj.weight", "mlp.down_proj.weight"
+_OF_SHARED = {_DOWN: "shared_mlp.output_linear.weight"}
+
+
+def layer(config: Config, index: int) -> Layer:
+    own = attention(config, index, scale=config.number("attention_multiplier"))
+    return Layer(
+        (
+            Block(own, norm_in=True, norm_out=False),
+            Block(feed_forward(config), norm_in=True, norm_out=False),
+        )
+    )
+
+
+def dense_layer(config: Config, index: int) -> Layer:
+    if config.data.get("num_local_experts"):
+        raise CheckpointError(f"{config.origin}: num_local_experts is not 0: experts beside a dense block")
+    return layer(config, index)
+
+
+def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
+    return _times_residual_factor(config, _OUTPUT, _DOWN)
+
+
+def rows_of_shared(config: Config, index: int) -> Mapping[str, RowsOf]:
+    width, both = config.integer("intermediate_size"), "shared_mlp.input_linear.weight"
+    return {
+        **_times_residual_factor(config, _OUTPUT, _OF_SHARED[_DOWN]),
+        "mlp.gate_proj.weight": (both, [Taken(0, width)]),
+        "mlp.up_proj.weight": (both, [Taken(width, 2 * width)]),
+    }
+
+
+def _times_residual_factor(config: Config, *names: str) -> Mapping[str, RowsOf]:
+    taken = Taken(0, config.integer("hidden_size"), config.number("residual_multiplier"))
+    return {name: (name, [taken]) for name in names}
+
+
+def _spelling(data: dict[str, Any]) -> dict[str, Any]:
+    """Whether layers rotate, in the spelling of families in which some do not."""
+    rotates = data.get("position_embedding_type") == "rope"
+    return {**data, "no_rope_layers": [int(rotates)] * len(data["layer_types"])}
+
+
+def _spelling_of_hybrids(data: dict[str, Any]) -> dict[str, Any]:
+    return _spelling({**data, "intermediate_size": data.get("shared_intermediate_size")})
+
+
+_GRANITE = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "position_embedding_type": "rope",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+_HYBRID = {
+    **_GRANITE,
+    "position_embedding_type": None,
+    "num_local_experts": 8,
+    "shared_intermediate_size": 1024,
+}
+
+
+FAMILIES = (
+    Family(
+        name="granite",
+        architectures=("GraniteForCausalLM",),
+        defaults=_GRANITE,
+        layer=layer,
+        names=NAMES,
+        rows_of=rows_of,
+        spelling=_spelling,
+    ),
+    Family(
+        name="granite-4",
+        architectures=("GraniteMoeHybridForCausalLM",),
+        defaults=_HYBRID,
+        layer=dense_layer,
+        names={**NAMES, **_OF_SHARED},
+        rows_of=rows_of_shared,
+        spelling=_spelling_of_hybrids,
+    ),
+)
