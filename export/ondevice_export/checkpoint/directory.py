@@ -23,7 +23,7 @@ from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Take
 from ondevice_export.checkpoint.transposed import TransposedEntry
 
 Number = TypeVar("Number", bound=np.generic)
-Entry = TensorEntry | Mxfp4Entry | TransposedEntry
+_Entry = TensorEntry | Mxfp4Entry | TransposedEntry
 """How a tensor lies in safetensors files."""
 
 _SINGLE = "model.safetensors"
@@ -188,7 +188,7 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         return np.repeat(factors, [part.count for part in parts])[:, None]
 
 
-class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, Entry]):
+class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
     """A directory with `config.json` and safetensors files."""
 
     def __init__(self, directory: Path) -> None:
@@ -266,7 +266,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, Entry]):
         return parts[0].file, place
 
     @staticmethod
-    def _rows(part: RowRange[SafetensorsFile, Entry]) -> Float32Array:
+    def _rows(part: RowRange[SafetensorsFile, _Entry]) -> Float32Array:
         file, entry = part.file, part.place
         if not isinstance(entry, TensorEntry):
             return part.scaled(entry.numbers(file, part.start, part.stop, part.step))
@@ -276,7 +276,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, Entry]):
         return part.scaled(rows[:: part.step])
 
     @staticmethod
-    def _blocks(part: RowRange[SafetensorsFile, Entry]) -> tuple[npt.NDArray[np.uint8], Float32Array]:
+    def _blocks(part: RowRange[SafetensorsFile, _Entry]) -> tuple[npt.NDArray[np.uint8], Float32Array]:
         assert isinstance(part.place, Mxfp4Entry)
         return part.place.read(part.file, part.start, part.stop, part.step)
 
