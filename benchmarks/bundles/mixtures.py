@@ -57,7 +57,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 }
 """Name -> fields."""
 IN_MXFP4 = ("gpt-oss-20b",)
-"""Those that are published with their experts in MXFP4, which bundles keep."""
+"""Names of the models that are published with their experts in MXFP4, which bundles keep."""
 
 
 def shapes(name: str) -> Shapes:
