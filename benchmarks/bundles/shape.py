@@ -97,11 +97,14 @@ def write_bundle(
 def target_model(size: str, directory: Path, layers: int | None = None) -> TargetCheckpoint:
     """The target as the exporter sees it, or its last `layers` layers; its `config.json` goes below the directory."""
     made = RandomMxfp4 if size in mixtures.IN_MXFP4 else RandomCheckpoint
+    larger = (
+        32.0 if size in mixtures.IN_MXFP4 else 1.0
+    )  # the mean of a clamped SwiGLU is not 0: rows would drift together
     if size in TARGETS:
         name, fields, factor = f"gemma-4-{size}-shape", target_fields(size), 1.0
     else:  # without Gemma's factor of embeddings, in the weights
         fields = dict(mixtures.FIELDS[size])
-        name, factor = f"{size}-shape", math.sqrt(fields["hidden_size"])
+        name, factor = f"{size}-shape", larger * math.sqrt(fields["hidden_size"])
     if layers is not None:
         kinds = {"layer_types": fields["layer_types"][-layers:]} if "layer_types" in fields else {}
         fields |= {"num_hidden_layers": layers, **kinds}
