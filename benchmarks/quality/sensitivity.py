@@ -18,7 +18,6 @@ import numpy as np
 import ondevice
 from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice.cli.bench.tables import table
 from ondevice.quality import CHUNK, TEXT, measure, text_ids
@@ -64,8 +63,7 @@ def _export(source: str, out: Path, kind: str) -> Path:
     """A bundle with int4 for the matrices of a kind and int8 for the others."""
 
     def choose(target: TargetCheckpoint, bits: float) -> dict[str, WeightFormat]:
-        names = [name for name, shape in target.shapes.items() if not is_plain(name, shape)]
-        return {name: INT4 if kind_of(name) == kind else INT8 for name in names}
+        return {name: INT4 if kind_of(name) == kind else INT8 for name in target.matrices}
 
     with patch("ondevice_export.exporter.choose_formats", choose):
         return export(source, out, drafter="none", bits_per_weight=5.0)
@@ -75,9 +73,8 @@ def _errors(source: str) -> dict[str, float]:
     """The mean squared error of int4, relative to the weights' squares, of the matrices of every kind."""
     found: dict[str, list[float]] = {}
     with open_target(locate(source), lambda _: None, text_only=True) as target:
-        for name, shape in target.shapes.items():
-            if not is_plain(name, shape):
-                found.setdefault(kind_of(name), []).append(next(iter(bit_budget.errors(target, name))))
+        for name in target.matrices:
+            found.setdefault(kind_of(name), []).append(next(iter(bit_budget.errors(target, name))))
     return {kind: float(np.mean(each)) for kind, each in found.items()}
 
 

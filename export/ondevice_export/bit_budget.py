@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, is_plain
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.checkpoint.models import TargetCheckpoint
@@ -60,7 +60,7 @@ def choose_formats(target: TargetCheckpoint, bits: float) -> dict[str, WeightFor
 
     Matrices in MXFP4, which stay as they are, count with the bits that they have.
     """
-    matrices = {name: shape for name, shape in target.shapes.items() if not is_plain(name, shape)}
+    matrices = target.matrices
     shapes = {name: shape for name, shape in matrices.items() if target.checkpoint.kept_format(name) != MXFP4}
     counts = {name: math.prod(shape) for name, shape in shapes.items()}
     kinds = {name: kind_of(name) for name in shapes}

@@ -15,7 +15,6 @@ from pathlib import Path
 from ondevice.bundle import Bundle, exports_directory
 from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.manifest import Manifest
-from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import BundleError, OndeviceError, PairMismatchError, UsageError, one_line, reason
 from ondevice.machine import expanded
@@ -248,7 +247,7 @@ def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note)
     formats, file = options.target_formats, target.checkpoint
     if formats.layers.bits != 4 or not isinstance(file, GgufCheckpoint):
         return
-    matrices = [name for name, shape in target.shapes.items() if not is_plain(name, shape)]
+    matrices = target.matrices
     chosen = {name: formats.of(file, name, formats.layers) for name in matrices}
     again = [name for name, form in chosen.items() if form.bits == 4 and file.kept_format(name) != form]
     if rounded := sum(file.kind(name).unpack is not None for name in again):
@@ -260,8 +259,7 @@ def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note)
 
 def _note_kept(target: TargetCheckpoint, options: ExportOptions, note: Note) -> None:
     """Say that matrices in MXFP4 do not get the format of the others."""
-    formats = options.target_formats
-    matrices = [name for name, shape in target.shapes.items() if not is_plain(name, shape)]
+    formats, matrices = options.target_formats, target.matrices
     kept = [name for name in matrices if not formats.keep and formats.kept(target.checkpoint, name)]
     if kept:
         note(f"{len(kept)} of {len(matrices)} matrices stay in MXFP4, as they are; --quantize is for the others")

@@ -17,7 +17,15 @@ import numpy as np
 
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
-from ondevice.bundle_format.tensor_table import EMBEDDING, FINAL_NORM, HEAD, Shapes, drafter_shapes, target_shapes
+from ondevice.bundle_format.tensor_table import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Shapes,
+    drafter_shapes,
+    is_plain,
+    target_shapes,
+)
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
@@ -65,6 +73,12 @@ class TargetCheckpoint:
     @property
     def checkpoint(self) -> Checkpoint:
         return self.tensors.checkpoint
+
+    @property
+    def matrices(self) -> Shapes:
+        """Those of `shapes` that may be quantised: what is none, such as a router, is told by the bundle's names."""
+        own = target_shapes(self.config).items()
+        return {self.tensors.names.of(name): shape for name, shape in own if not is_plain(name, shape)}
 
 
 @dataclass(frozen=True)
