@@ -76,7 +76,9 @@ class TextCodec:
                 acting |= {audio.begin_token_id, audio.audio_token_id, audio.end_token_id}
             if self._response is not None:
                 acting |= self._response.controls.keys()
-            self._untrusted = UntrustedText(tokenizer, ChatTemplate.from_file(template, special), acting)
+            answers = self._response is not None and self._response.answer is not None
+            chat = ChatTemplate.from_file(template, special)
+            self._untrusted = UntrustedText(tokenizer, chat, acting, answers=answers)
 
     def encode(self, prompt: Prompt, context_length: int, chat: ChatOptions = PLAIN) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context.

@@ -3,7 +3,8 @@
 These texts are untrusted: the messages of users and tools, the names and arguments of calls (a model repeats text that
 it read), the declarations of tools (they come from servers) and all other variables that an application passes to the
 template. A system message is the application's own. Text of the model keeps its control tokens, because templates look
-for them to drop old thoughts.
+for them to drop old thoughts; not so gpt-oss's, which refuses them: there a model that explains its format only spells
+them.
 
 1. Before the template is rendered, a mark (the character MARK) is put into every control token that an untrusted text
    spells. The text's first or last character gets one too where the template or the next text may complete a control
@@ -55,12 +56,16 @@ class UntrustedText:
     breaks and HTML tags.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, acting: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, acting: Iterable[int] = (), *, answers: bool = False
+    ) -> None:
         """
         Args:
             acting: ids of the tokens that end a reply, of media, and of the response template.
+            answers: whether the text of the model is untrusted too.
         """
         self._tokenizer, self._template, self._acting = tokenizer, template, frozenset(acting)
+        self._roles = (*UNTRUSTED, "assistant") if answers else UNTRUSTED
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], begun: str | None = None
@@ -78,7 +83,7 @@ class UntrustedText:
         if begun is None:
             return self._template.render(safe, **marked)
         end = secrets.token_hex(16)  # behind the text: templates trim white space, and close the message
-        safe[-1]["content"] = begun + end
+        safe[-1]["content"] = (self._marked(begun) if "assistant" in self._roles else begun) + end
         text, found, _ = self._template.render(safe, add_generation_prompt=False, **marked).rpartition(end)
         if not found:
             raise PromptError("this bundle's chat template does not write the last message: it cannot be continued")
@@ -174,7 +179,7 @@ class UntrustedText:
         if role not in (*UNTRUSTED, "assistant"):
             return {}
         made = {name: _each(value, self._marked) for name, value in message.items() if name not in ("role", "content")}
-        if role == "assistant" or "content" not in message:
+        if role not in self._roles or "content" not in message:
             return made
         marked = _each(content, self._marked)
         if isinstance(content, list):
