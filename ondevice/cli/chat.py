@@ -32,6 +32,7 @@ from ondevice.cli.terminal.style import RESET, Style, aligned, columns, has_colo
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError, near, system_error
 from ondevice.files import replacing
 from ondevice.machine import expanded
+from ondevice.text.messages import SYSTEM_ROLES
 from ondevice.text.prompt_file import decode, read_lines
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ NO_THINKING = ", but this bundle's template does not support it"
 
 HELLO = {"role": "user", "content": "Hello"}
 """A message to try the template with."""
-
-SYSTEM_ROLES = ("system", "developer")
 
 EXIT_WORDS = ("/exit", "/quit", "/bye")
 
@@ -157,6 +156,8 @@ class Conversation:
         self._model = model
         self.options = options
         self._make_view = make_view
+        self.thinking = options.get("thinking") or True
+        """The option `thinking` where `/think` switches it on: a word keeps saying how much."""
         self.messages: list[dict[str, Any]] = []
         self.attached: list[tuple[str, dict[str, Any]]] = []
         """Attachments of the next message: names with their number of tokens, and content parts in OpenAI's form."""
@@ -343,7 +344,7 @@ def _system(conversation: Conversation, rest: str) -> None:
 
 def _think(conversation: Conversation) -> None:
     thinks = not conversation.options.get("thinking")
-    conversation.options["thinking"] = thinks
+    conversation.options["thinking"] = thinks and conversation.thinking
     note(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
-from ondevice.text.messages import EFFORT, READ_THOUGHTS, ROLES, THINKING, Message
+from ondevice.text.messages import EFFORT, READ_THOUGHTS, ROLES, SYSTEM_ROLES, THINKING, Message
 
 PART = {"type": "text", "text": "xyz"}
 PRINTED = (repr(PART), json.dumps(PART))
@@ -76,6 +76,8 @@ class ChatTemplate:
         """
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and self._takes_single_calls_only:
             messages = _with_single_calls(messages)
+        if any(each["role"] in SYSTEM_ROLES for each in messages[1:]) and self._takes_first_instructions_only:
+            messages = _with_joined_instructions(messages)
         understood = [self._understood(message) for message in messages]
         if any("tool_calls" in each or "tool_call_id" in each for each in messages) and self._takes_short_ids_only:
             understood = [_with_short_ids(message) for message in understood]
@@ -97,8 +99,8 @@ class ChatTemplate:
         return self._with_calls(message) if message.get("tool_calls") else message
 
     def _understood_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The variables, with an effort for a template that cannot leave thoughts out, and with the descriptions of
-        functions that it cannot do without.
+        """The variables, with an effort for a template that cannot leave thoughts out, and with the descriptions and
+        defaults of functions as it can write them.
         """
         if variables.get(THINKING) is False and EFFORT in self._source and THINKING not in self._source:
             variables = {EFFORT: "low", **variables}
@@ -107,6 +109,9 @@ class ChatTemplate:
             described = [{**each, "description": each.get("description") or ""} for each in functions]
             tools = zip(variables["tools"], described, strict=True)
             variables = {**variables, "tools": [{**tool, "function": function} for tool, function in tools]}
+        changed = [_with_texts_as_defaults(tool) for tool in variables.get("tools") or ()]
+        if changed != (variables.get("tools") or []) and self._takes_texts_as_defaults_only:
+            variables = {**variables, "tools": changed}
         return variables
 
     def _with_calls(self, message: Message) -> Message:
@@ -159,6 +164,14 @@ class ChatTemplate:
         return one is not None and "xyz" in one and (two is None or "xyz" not in two)
 
     @cached_property
+    def _takes_first_instructions_only(self) -> bool:
+        """Whether the template leaves out a system message that is not the first of all, as gpt-oss's does."""
+        earlier, later = ({"role": "system", "content": content} for content in ("x", "xyz"))
+        asked = {"role": "user", "content": "abc"}
+        second, first = (self._tried([*some, later, asked]) or "" for some in ([earlier], []))
+        return "abc" in second and "xyz" not in second and "xyz" in first
+
+    @cached_property
     def _takes_thoughts_or_content(self) -> bool:
         """Whether the template refuses a message with a call that has both thoughts and content, as gpt-oss's does."""
         [asked, called] = _called(self._call_style)
@@ -178,12 +191,21 @@ class ChatTemplate:
         )
         return without is None and empty is not None
 
+    @cached_property
+    def _takes_texts_as_defaults_only(self) -> bool:
+        """Whether the template refuses a default of an enumeration that is no text, as gpt-oss's does."""
+        number, text = (
+            self._tried([ASKED], tools=[{"type": "function", "function": _with_parameter(enum=[1], default=default)}])
+            for default in (1, "1")
+        )
+        return number is None and text is not None
+
     def _tried_role(self, role: str, content: Any) -> str | None:
         """A rendered conversation with a message of this role."""
         message: Message = {"role": role, "content": content}
         if role == "tool":
             return self._tried([*_called(self._call_style), {**message, "tool_call_id": SHORT_ID, "name": "x"}])
-        before, behind = [ASKED] * (role == "assistant"), [ASKED] * (role in ("system", "developer"))
+        before, behind = [ASKED] * (role == "assistant"), [ASKED] * (role in SYSTEM_ROLES)
         return self._tried([*before, message, *behind])
 
     def _tried(self, messages: Sequence[Message], tools: Any = None) -> str | None:
@@ -224,6 +246,38 @@ def _called(style: CallStyle, call_id: str = SHORT_ID) -> list[Message]:
     return [ASKED, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 
+def _with_parameter(**schema: Any) -> Mapping[str, Any]:
+    """A function, declared with a parameter of this schema."""
+    return {**DECLARED, "description": "", "parameters": {"type": "object", "properties": {"x": schema}}}
+
+
+def _with_texts_as_defaults(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The declaration with defaults of enumerations and alternatives as texts of JSON."""
+    function = tool["function"]
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return tool
+    changed = {
+        name: {**schema, "default": json.dumps(schema["default"], ensure_ascii=False)}
+        for name, schema in properties.items()
+        if isinstance(schema, Mapping)
+        and (schema.get("enum") or schema.get("oneOf"))
+        and not isinstance(schema.get("default", ""), str)
+    }
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": {**properties, **changed}}}}
+
+
+def _with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the texts of all system messages in one, the first of all."""
+    said = [message for message in messages if message["role"] in SYSTEM_ROLES]
+    texts = [
+        [{"type": "text", "text": each}] if isinstance(each := message["content"], str) else each for message in said
+    ]
+    joined = {**said[0], "content": [*chain(*texts)]}
+    return [joined, *(message for message in messages if message["role"] not in SYSTEM_ROLES)]
+
+
 def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """The call with its arguments as a text of JSON."""
     function = call["function"]
@@ -241,16 +295,29 @@ def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
         if len(calls) < 2:
             made.append(message)
             continue
-        results: dict[Any, list[Message]] = {}
+        results: list[list[Message]] = [[] for _ in (*calls, None)]  # the last are those of no call
         while at < len(messages) and messages[at]["role"] == "tool":
-            results.setdefault(messages[at].get("tool_call_id"), []).append(messages[at])
+            results[_answered(messages[at], calls, results)].append(messages[at])
             at += 1
-        for call in calls:
-            made.append({**message, "tool_calls": [call]})
-            made += results.pop(str(call.get("id")), ())
+        for call, own in zip(calls, results, strict=False):
+            made += [{**message, "tool_calls": [call]}, *own]
             message = {"role": "assistant", "content": ""}
-        made += chain(*results.values())
+        made += results[-1]
     return made
+
+
+def _answered(result: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Sequence[Message]]) -> int:
+    """The place of the call that a result answers: the one of its id, or the first without a result that has its name
+    or, where it says no name, no id; -1 if there is none.
+    """
+    answered, name = result.get("tool_call_id"), result.get("name")
+    for place, call in enumerate(calls):
+        if answered is not None and call.get("id") == answered:
+            return place
+    for place, call in enumerate(calls):
+        if not results[place] and (call["function"]["name"] == name if name else call.get("id") is None):
+            return place
+    return -1
 
 
 def _with_short_ids(message: Message) -> Message:

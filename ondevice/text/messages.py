@@ -22,7 +22,8 @@ with `tool_calls` may have None.
 Tool = Mapping[str, Any]
 """Declaration of a function that the model may call, in OpenAI's form."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+SYSTEM_ROLES = ("system", "developer")
+ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with a message's thoughts, in order of precedence."""

@@ -438,6 +438,17 @@ def test_how_much_it_thinks(run, bundle, monkeypatch):
     assert seen == [None, "high", True]
 
 
+def test_thinking_that_is_switched_on_again_is_as_much_as_before(reference_bundle, tmp_path):
+    bundle = write_chat_bundle(reference_bundle, tmp_path / "chat", HARMONY)
+    with ondevice.load(bundle, threads=1) as model:
+        conversation = Conversation(model, {"thinking": "high"})
+        for thinking in (False, "high", False, "high"):
+            run_command("/think", conversation)
+            assert conversation.options["thinking"] == thinking
+        run_command("/set seed 3", conversation)
+        assert conversation.options["thinking"] == "high"
+
+
 def test_a_reply_without_thoughts_goes_back_without_its_form(capsys, reference_bundle, tmp_path):
     """gpt-oss's template refuses a message with the beginning of one in it."""
     bundle = write_chat_bundle(reference_bundle, tmp_path / "chat", HARMONY)

@@ -90,6 +90,22 @@ def test_calls_come_one_by_one_where_the_template_wants_it():
     assert template.render([asked, {**called, "tool_calls": calls[:1]}, *results]) == "(go)[so a](C)(A)(Z)(A)"
 
 
+def test_results_without_ids_belong_to_calls_of_their_names_or_come_in_order():
+    template = ChatTemplate(SINGLE_CALLS)
+    functions = [{"name": each, "arguments": {}} for each in "abaa"]
+    asked, calls = {"role": "user", "content": "go"}, [{"function": each} for each in functions]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    named = [{"role": "tool", "name": each[0].lower(), "content": each} for each in ("B", "A1", "A2")]
+    unnamed = [{"role": "tool", "content": each} for each in "12"]
+    assert template.render([asked, called, *named]) == "(go)[a](A1)[b](B)[a](A2)[a]"
+    assert template.render([asked, called, *unnamed]) == "(go)[a](1)[b](2)[a][a]"
+    assert template.render([asked, called, named[0], *unnamed]) == "(go)[a](1)[b](B)[a](2)[a]"
+    known = {**called, "tool_calls": [{**each, "id": f"id{place}"} for place, each in enumerate(calls)]}
+    by_id = {"role": "tool", "tool_call_id": "id2", "name": "a", "content": "2"}
+    assert template.render([asked, known, *named, by_id]) == "(go)[a](A1)[b](B)[a](A2)(2)[a]"
+    assert template.render([asked, known, by_id, *named]) == "(go)[a](A1)[b](B)[a](2)[a](A2)"
+
+
 @pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"])
 def test_a_template_can_do_no_harm(source):
     with pytest.raises(PromptError, match="refuses"):

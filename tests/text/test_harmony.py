@@ -316,6 +316,31 @@ def test_a_function_needs_no_description(description: dict[str, Any]) -> None:
     assert "// The time.\ntype clock" in text
 
 
+@pytest.mark.parametrize("more", [{"enum": [1, 2]}, {"oneOf": [{"type": "integer"}, {"type": "string"}]}], ids=list)
+def test_a_default_may_be_of_any_type(more: dict[str, Any]) -> None:
+    def tools(default: Any) -> list[dict[str, Any]]:
+        properties = {"x": {"type": "integer", **more, "default": default}, "y": {"type": "integer", "default": 2}}
+        function = {"name": "f", "description": "F.", "parameters": {"type": "object", "properties": properties}}
+        return [{"type": "function", "function": function}]
+
+    for default, written in ((1, "1"), (None, "null"), ([True, "ü"], '[true, "ü"]'), ("ü", "ü")):
+        text = rendered(ASKED, tools=tools(default))
+        assert f"// default: {written}," in text
+        assert "y?: number, // default: 2," in text
+
+
+def test_all_instructions_are_written() -> None:
+    """The template leaves out those that are not the first message."""
+    said = [{"role": role, "content": text} for role, text in (("system", "A"), ("developer", "B"), ("system", "C"))]
+    answer = {"role": "assistant", "content": "Yes."}
+    head = "# Instructions\n\nA\nB\nC\n\n<|end|>"
+    rest = f"<|start|>assistant<|channel|>final<|message|>Yes.<|end|>{HEAD}<|start|>assistant"
+    for messages in ([*said, *ASKED, answer, *ASKED], [*ASKED, *said[:1], answer, *said[1:], *ASKED]):
+        assert rendered(messages).endswith(f"{head}{HEAD}{rest}")
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in said]
+    assert rendered([*parts[:2], said[2], *ASKED]).endswith(f"{head}{HEAD}<|start|>assistant")
+
+
 @pytest.mark.parametrize(
     ("options", "effort"),
     [
