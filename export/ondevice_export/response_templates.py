@@ -132,12 +132,15 @@ _DEEPSEEK_R1: dict[str, Any] = {
 
 _BEHIND_A_MESSAGE = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|endoftext|>"]
 
+_HEADER = r"\s\w/?!\u2013\u2014"
+"""Characters of a header behind its channel. Sampled at temperature 1, gpt-oss also writes `commentary?` and dashes."""
+
 _HARMONY: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|start|>assistant",
     "fields": {
         "reasoning_content": {
-            "open_pattern": r"analysis[\s\w/<\|constrain\|>-]*<\|message\|>",
+            "open_pattern": rf"analysis[{_HEADER}<\|constrain\|>-]*<\|message\|>",
             "close": _BEHIND_A_MESSAGE,
             "repeats": True,
             "join": "\n\n",
@@ -145,7 +148,7 @@ _HARMONY: dict[str, Any] = {
         },
         "tool_calls": {
             "open_pattern": r" to=(?:functions\.|)(?P<name>[\w.-]+)"
-            r"[\s\w/<\|channel\|><\|constrain\|>-]*<\|message\|>",
+            rf"[{_HEADER}<\|channel\|><\|constrain\|>-]*<\|message\|>",
             "close": _BEHIND_A_MESSAGE,
             "repeats": True,
             "content": "json",

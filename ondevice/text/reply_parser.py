@@ -96,7 +96,9 @@ class ReplyParser:
         """Names of the fields that have text."""
         self._before = ""
         """Text between an earlier part of the current field and this one, which has no text yet."""
-        self._begin(template.rest)
+        self._is_header = False
+        """Whether the current field is an answer that may still turn out to be the header of a message."""
+        self._begin(template.rest, template.start)
         self._feed(begun, last=False)
         self._part.drop()
 
@@ -125,20 +127,20 @@ class ReplyParser:
 
     def finish(self) -> Parsed:
         """Parse the text held back, at the end of the reply."""
-        return self._feed("", last=True)
+        return Parsed() if self._is_header else self._feed("", last=True)
 
     def _feed(self, new: str, *, last: bool) -> Parsed:
         text, at, given = self._held + new, 0, Parsed()
         while (found := self._next(text, at, last=last)) is not None:
-            field, place = found
+            field, delimiter, place = found
             given = given.then(self._inside(text[at : place.start()]))
             given = given.then(self._leave(place[0] if field is None else ""))
-            self._begin(self._template.rest if field is None else field)
+            self._begin(self._template.rest if field is None else field, delimiter)
             if field is not None:
                 self._opening = place[0]
                 self._groups = {name: value for name, value in place.groupdict().items() if value}
             at = place.end()
-        end = min((each.held(text, at) for _, each in self._watched()), default=len(text))
+        end = min((self._held_from(text, at, *each) for each in self._watched()), default=len(text))
         given = given.then(self._inside(text[at:end]))
         self._held = text[end:]
         if not last:
@@ -148,8 +150,14 @@ class ReplyParser:
             given = given.then(self._inside(self._held))
         return given.then(self._leave(""))
 
-    def _begin(self, field: Field | None) -> None:
-        """Begin a part of a reply: what a field holds, or None for text that is dropped."""
+    def _begin(self, field: Field | None, delimiter: Delimiter | None = None) -> None:
+        """Begin a part of a reply behind a delimiter: what a field holds, or None for text that is dropped.
+
+        Behind the beginning of a message an answer begins: gpt-oss may leave out the header, as where a system message
+        demands nothing but JSON.
+        """
+        self._is_header = delimiter is self._template.start and self._template.answer is not None
+        field = self._template.answer if self._is_header else field
         self._field, self._part, self._before = field, Trimmed(trims=False), ""
         if field is not None and field.join is not None:
             self._part = Trimmed(trims=field.strip)
@@ -157,23 +165,38 @@ class ReplyParser:
 
     def _watched(self) -> Iterator[tuple[Field | None, Delimiter]]:
         """Delimiters that count in this state, each with the field that it opens; None for the end of this field."""
-        if self._field is self._template.rest:
+        if self._field is self._template.rest or self._is_header:
             yield from ((each, each.opening) for each in self._template.fields if each.opening is not None)
+            if self._template.answer is not None:
+                yield self._template.answer, self._template.start
         elif self._field is not None and self._field.closing is None and self._field.opening is not None:
             yield self._field, self._field.opening  # Mistral's calls: the next one ends this one
         if self._field is not None and self._field.closing is not None:
             yield None, self._field.closing
 
-    def _next(self, text: str, at: int, *, last: bool) -> tuple[Field | None, re.Match[str]] | None:
+    def _next(self, text: str, at: int, *, last: bool) -> tuple[Field | None, Delimiter, re.Match[str]] | None:
         """The first delimiter, the longest of several, if no further text can change that."""
         watched = list(self._watched())
-        found = [(field, place) for field, each in watched if (place := each.find(text, at)) is not None]
+        found = [
+            (field, each, place)
+            for field, each in watched
+            if (place := each.find(text, at)) is not None and self._may_begin(field, text[at : place.start()])
+        ]
         if not found:
             return None
-        first = min(found, key=lambda each: (each[1].start(), -each[1].end()))
-        if not last and min(each.held(text, at) for _, each in watched) <= first[1].start():
+        first = min(found, key=lambda each: (each[2].start(), -each[2].end()))
+        if not last and min(self._held_from(text, at, *each) for each in watched) <= first[2].start():
             return None
         return first
+
+    def _held_from(self, text: str, at: int, field: Field | None, delimiter: Delimiter) -> int:
+        """Where the text begins that may be this delimiter."""
+        place = delimiter.held(text, at)
+        return place if self._may_begin(field, text[at:place]) else len(text)
+
+    def _may_begin(self, field: Field | None, before: str) -> bool:
+        """Whether a field may begin behind this text of the current one: a header has nothing before it."""
+        return field is None or not self._is_header or not PRIVATE.sub("", before).strip()
 
     def _inside(self, text: str) -> Parsed:
         """Take text of the current field."""
@@ -184,6 +207,7 @@ class ReplyParser:
             return Parsed()
         text = self._part.feed(PRIVATE.sub("", text))
         if text:
+            self._is_header = False
             self._said.add(self._field.name)
             text, self._before = self._before + text, ""
         return Parsed(text) if self._field.name == ANSWER else Parsed(reasoning=text)
@@ -197,6 +221,8 @@ class ReplyParser:
             ended = self._field.closing.find(body + self._template.ends[:1], 0)
             if ended is not None:
                 body, closing = body[: ended.start()], body[ended.start() :]
+        if closing and self._template.answer is not None:
+            body = body.strip() or "{}"  # gpt-oss may write nothing for a function without parameters
         try:
             return Parsed(tool_calls=self._field.calls(body, self._groups))
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -82,6 +82,35 @@ REPLIES: dict[str, tuple[str, Parsed]] = {
         f"{HM}<|channel|>analysis to=python code<|message|>print(1) <|call|>",
         Parsed("print(1)", "Hm."),
     ),
+    "an answer without a header": ("Yes, analysis.<|return|>", Parsed("Yes, analysis.")),
+    "an answer in JSON without a header": ('{"to": "final"}<|return|>', Parsed('{"to": "final"}')),
+    "an answer that is the word of a header": (" analysis<|return|>", Parsed("analysis")),
+    "an answer without a header behind a thought": (f"{HM}Yes.<|return|>", Parsed("Yes.", "Hm.")),
+    "text behind the end of a message": (
+        "<|channel|>analysis<|message|>Hm.<|end|>So. <|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        Parsed("Yes.", "Hm."),
+    ),
+    "a channel that is none": (
+        f"<|channel|>We look. commentary?<|end|><|start|>assistant{HM}<|channel|>final<|message|>Yes.<|return|>",
+        Parsed("Yes.", "Hm."),
+    ),
+    "a thought with more in its header": (
+        f"<|channel|>analysis \u2013\u2013commentary??<|message|>Hm.{NEXT}<|channel|>final<|message|>Yes.<|return|>",
+        Parsed("Yes.", "Hm."),
+    ),
+    "a call with more in its header": (
+        f"{HM}<|channel|>commentary to=functions.get_weather commentary? <|constrain|>json"
+        f"<|message|>{ARGUMENTS}<|call|>",
+        Parsed("", "Hm.", (CALL,)),
+    ),
+    "a call with two channels": (
+        f" to=functions.get_weather<|channel|>commentary<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+        Parsed("", "", (CALL,)),
+    ),
+    "a call without arguments": (
+        f"{HM}<|channel|>commentary to=functions.clock <|constrain|>json<|message|> <|call|>",
+        Parsed("", "Hm.", (ToolCall("clock", {}),)),
+    ),
     "a broken call behind a remark": (
         f"<|channel|>commentary<|message|>I look.{NEXT}<|channel|>commentary to=functions.f json<|message|>"
         ' {"a": <|call|>',
@@ -157,6 +186,9 @@ def test_text_comes_at_once() -> None:
     assert made.feed(ids_of(f" on{NEXT}<|channel|>final<|message|>")) == Parsed("", " on")
     assert made.feed(ids_of("Yes, it")) == Parsed("Yes, it")
     made = stream()
+    assert made.feed(ids_of("Yes, it")) == Parsed("Yes, it")
+    assert made.feed(ids_of(" is analysis")) == Parsed(" is analysis")
+    made = stream()
     made.feed(ids_of(f"{SPELLINGS[0]}{ARGUMENTS}"))
     assert made.feed(ids_of("<|call|>")).tool_calls == (CALL,)
 
@@ -196,8 +228,16 @@ def test_stop_strings_are_for_the_answer() -> None:
     assert parsed(reply, stops=["b"]) == Parsed("x", "a b")
 
 
-APART = ("an empty thought", "code for a tool that the model brought along", "a broken call behind a remark")
-"""transformers knows no control tokens, only their letters, and refuses calls that are not JSON."""
+APART = (
+    "an empty thought",
+    "code for a tool that the model brought along",
+    "a broken call behind a remark",
+    "a call without arguments",
+    *(case for case in REPLIES if "without a header" in case or "the word of a header" in case),
+)
+"""transformers knows no control tokens, only their letters, refuses calls that are not JSON, and leaves text without a
+header out.
+"""
 
 
 @pytest.mark.needs("oracle")
