@@ -151,14 +151,17 @@ def _mix_experts(
 
 
 def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
-    """The experts of each row with the best scores, `proj(x)`, and the softmax of these (Qwen3MoeTopKRouter)."""
+    """The experts of each row with the best scores, `proj(x)`, and the softmax of these (GptOssTopKRouter).
+
+    The softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
+    Runtime sums a row of 5 numbers, or 6 or 7, in an order that depends on the row's address.
+    """
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
     scores = product(builder, x, own.vector("proj.weight"), (config.count, size))
     if config.bias:
         scores = builder.op("Add", scores, own.vector("proj.bias"))
-    shares = builder.op("Softmax", scores, axis=-1)
-    best, chosen = builder.ops("TopK", shares, builder.integers(config.top), axis=-1, outputs=2)
-    return builder.op("Div", best, builder.op("ReduceSum", best, builder.integers(-1), keepdims=1)), chosen
+    best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
+    return builder.op("Softmax", best, axis=-1), chosen
 
 
 def _sorted(builder: GraphBuilder, numbers: ir.Value) -> ir.Value:
