@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice_export.checkpoint.mxfp4 import is_mxfp4
 
 LOADS_TRAINED_QUANTISED = (5, 23)
 """The first version of transformers that loads checkpoints that were trained quantised."""
@@ -96,7 +97,8 @@ def check_installed() -> None:
 def _check_version(directory: Path) -> None:
     from transformers import __version__
 
-    trained_quantised = json.loads((directory / "config.json").read_text("utf-8")).get("quantization_config")
+    config = _config(directory)
+    trained_quantised = config.get("quantization_config") and not is_mxfp4(config)
     if trained_quantised and tuple(map(int, __version__.split(".")[:2])) < LOADS_TRAINED_QUANTISED:
         raise UsageError(
             f"transformers {__version__} cannot load a checkpoint that was trained quantised, to compare with: "
@@ -115,11 +117,22 @@ def _choose_frequencies(model: Any, context: int) -> None:
 
 
 def _load(directory: Path) -> Any:
-    """Load a checkpoint's model in the class that its `architectures` field names."""
+    """Load a checkpoint's model in the class that its `architectures` field names, in float32.
+
+    Weights in MXFP4 become bfloat16 first, which has all of their numbers; by default a GPU would keep them.
+    """
     import torch
     from optimum.exporters.tasks import TasksManager
+    from transformers import Mxfp4Config
 
+    in_mxfp4 = is_mxfp4(_config(directory))
+    options = {"quantization_config": Mxfp4Config(dequantize=True)} if in_mxfp4 else {}
     model = TasksManager.get_model_from_task(
-        "text-generation", directory, framework="pt", torch_dtype=torch.float32, library_name="transformers"
+        "text-generation", directory, framework="pt", torch_dtype=torch.float32, library_name="transformers", **options
     )
-    return model.eval()
+    return (model.float() if in_mxfp4 else model).eval()
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
+    return config

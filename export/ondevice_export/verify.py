@@ -10,6 +10,7 @@ import numpy as np
 
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.bundle_format.manifest import AS_TRAINED, Quantization
+from ondevice.bundle_format.weight_format import MXFP4
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.errors import PromptError
@@ -178,13 +179,11 @@ def verify(
 
 
 def tolerance_of(quantization: Quantization) -> Tolerance:
-    """The tolerance of a bundle with these weight formats."""
+    """The tolerance of a bundle with these weight formats. Matrices that stay in MXFP4 differ from no original."""
     if quantization.weights == AS_TRAINED:
         return TOLERANCES[32, 32]
-    layers, head = (
-        4 if quantization.weights == MIXED else WEIGHT_FORMATS[quantization.weights].bits,
-        quantization.head_bits,
-    )
+    rounded = quantization.weights.removeprefix(f"{MXFP4.name}+")
+    layers, head = 4 if rounded == MIXED else WEIGHT_FORMATS[rounded].bits, quantization.head_bits
     return TOLERANCES[min(layers, head), head]
 
 

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import Quantization
 from ondevice.bundle_format.tensor_table import Tensor, is_plain
 from ondevice.bundle_format.weight_format import MXFP4
 from ondevice.engines.choice import EngineName, open_engine
@@ -31,6 +32,7 @@ from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorE
 from ondevice_export.checkpoint.source import locate
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import RowsOf
+from ondevice_export.verify import tolerance_of, verify
 from tests.conftest import ENGINES, REFERENCE
 from tests.fixtures.mxfp4 import save_in_mxfp4, to_mxfp4, write_checkpoint
 
@@ -264,6 +266,20 @@ def test_both_engines_run_it(mixture: tuple[Path, Any], engine: EngineName, tmp_
 def test_float32_equals_transformers(mixture: tuple[Path, Any], tmp_path: Path) -> None:
     bundle = Bundle.open(export(mixture[0], tmp_path / "bundle", quantize="none"))
     np.testing.assert_allclose(*logits(mixture[1], bundle, "ort"), atol=1e-4)
+
+
+@pytest.mark.needs("onnxruntime")
+def test_a_bundle_is_verified_against_its_original(mixture: tuple[Path, Any], tmp_path: Path) -> None:
+    """By transformers, with the weights that it makes of codes and scales."""
+    bundle = export(mixture[0], tmp_path / "bundle", quantize="none")
+    found = verify(bundle, mixture[0], None, [list(range(5, 45))], threads=1)
+    assert found.passes
+    assert found.largest_logit_error < 1e-4
+
+
+@pytest.mark.parametrize("rounded", ["int8", "int4", "mixed"])
+def test_a_verification_allows_what_the_other_matrices_may_lose(rounded: str) -> None:
+    assert tolerance_of(Quantization(f"mxfp4+{rounded}", 32, 8)) == tolerance_of(Quantization(rounded, 32, 8))
 
 
 @pytest.mark.parametrize(
