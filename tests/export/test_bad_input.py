@@ -186,6 +186,18 @@ def test_weights_that_are_not_finite(source: Path, quantize: str) -> None:
     refuse(source, CheckpointError, name, "NaN", quantize=quantize)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_norms_that_are_not_finite(source: Path, number: float) -> None:
+    """A bundle with such numbers cannot be loaded."""
+
+    def damage(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        tensors[NORM] = tensors[NORM].copy()
+        tensors[NORM][3] = number
+
+    edit_tensors(source / "target" / "model.safetensors", damage)
+    refuse(source, CheckpointError, NORM, "NaN or infinite")
+
+
 def test_pickled_checkpoint(source: Path) -> None:
     (source / "target" / "model.safetensors").rename(source / "target" / "pytorch_model.bin")
     refuse(source, CheckpointError, "pickled")

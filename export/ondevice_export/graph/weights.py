@@ -129,7 +129,13 @@ class Weights:
     def array(
         self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None
     ) -> ir.Value:
-        """Store a small float32 or int64 array; `shape` is its shape in the graph if that differs from the array's."""
+        """Store a small float32 or int64 array; `shape` is its shape in the graph if that differs from the array's.
+
+        Raises:
+            CheckpointError: a number is NaN or infinite.
+        """
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{self.full_name(name)} holds NaN or infinite numbers")
         region = self._file.reserve(values.nbytes)
         if not self._is_written(name):
             self._file.write(region, 0, values)
