@@ -208,6 +208,8 @@ def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
 
     - An operator that no exported graph has.
     - A head count outside 1..2**31 - 1: ONNX Runtime 1.25 divides by it in 32 bits, and a zero ends the process.
+    - A Split into another number of parts than it has outputs: with fewer, ONNX Runtime ends the process, and with a
+      large number it takes 8 bytes for each.
     - A TensorScatter without the input `write_index`: ONNX Runtime then writes at row 0, so rejected draft rows
       overwrite committed ones and change the text.
     - An axis of `_AXES` other than exported: results of a row would depend on other rows, so drafts change the text.
@@ -228,6 +230,8 @@ def _check_node(node: ProtobufMessage, constants: _Constants) -> None:
         name, kind = attribute.string(1), attribute.integer(20)
         if kind not in (_FLOAT, _INT, _STRING, _INTS):
             raise MalformedError(f"{name!r:.99} of {op} is of an unknown type")
+        if name == "num_outputs" and attribute.integer(3) != len(node.strings(2)):
+            raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
         if name == "axis" and attribute.integer(3) != _AXES.get(op, attribute.integer(3)):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
         if name in ("q_num_heads", "kv_num_heads", "num_heads") and not (

@@ -306,6 +306,16 @@ def attribute_of(op: str, name: str, number: int) -> Change:
     return change
 
 
+def split_into(parts: int) -> Change:
+    """Add a node that splits one row into two values, and a number of parts."""
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 8), np.float32), "row"))
+        model.graph.node.append(helper.make_node("Split", ["row"], ["one", "two"], axis=-1, num_outputs=parts))
+
+    return change
+
+
 def no_write_index(model: onnx.ModelProto) -> None:
     del [node for node in model.graph.node if node.op_type == "TensorScatter"][3].input[2]
 
@@ -347,6 +357,7 @@ HARMFUL: dict[str, tuple[Change, str, set[str]]] = {
     "ConstantOfShape": (
         added("ConstantOfShape", [1 << 12, 1 << 13]), "'ConstantOfShape' is not an operator of exported graphs", MEMORY
     ),
+    "many parts": (split_into(LARGE), "num_outputs of Split is 33554432", MEMORY),
     "no heads": (attribute_of("Attention", "q_num_heads", 0), "q_num_heads of Attention is 0", DEATH | REFUSED),
     "no write_index": (no_write_index, "a TensorScatter has no write_index", RUNS),
     "a norm over the rows": (attribute_of("RMSNormalization", "axis", 0), "axis of RMSNormalization is 0", RUNS),
@@ -400,6 +411,8 @@ def test_onnx_runtime_lets_harmful_graphs_through(reference_bundle: Path, tmp_pa
         (set_repeats(1, 5, 1), "an Expand has no constant shape or one too large"),
         (added("Expand", np.ones(2, np.float32), [5, 2]), "an Expand has no constant shape or one too large"),
         (a_computed_shape, "an Expand has no constant shape"),
+        (split_into(1), "num_outputs of Split is 1"),
+        (split_into(-1), "num_outputs of Split is -1"),
         (added("MatMulNBits", [1]), "'MatMulNBits' is not an operator of exported graphs"),
         (added("Add", [1], [1], domain="other"), "'Add' is not an operator of exported graphs"),
     ],
