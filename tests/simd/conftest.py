@@ -27,6 +27,8 @@ AFFINE, TABLE, MXFP4 = "affine", "table", "mxfp4"
 """The pair of E2B's kind with one of these formats in all quantised matrices and tables of the target: int4 with
 minimums, or looked up in a table, that of IQ4_NL or that of MXFP4."""
 FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4)
+SINKS = "gpt-oss"
+"""A target without a drafter: sinks, a bias of every product, and experts with a function of gate and up together."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +42,7 @@ def every_thread_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
     """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
-    those of AFFINE, TABLE and MXFP4.
+    those of AFFINE, TABLE, MXFP4 and SINKS.
     """
 
     def export_all(directory: Path) -> None:
@@ -51,9 +53,10 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
         target = save_in_mxfp4(make_pair("e2b") / "target", directory / "rounded" / "target")
         save_heads(target.parent / "heads", target, "e2b")
         export(target, directory / MXFP4, drafter=str(make_pair("e2b") / "drafter"))
+        export(make_pair(SINKS) / "target", directory / SINKS)
 
     directory = once("tiny", export_all)
-    return {family: Bundle.open(directory / family) for family in FAMILIES}
+    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS)}
 
 
 @pytest.fixture(scope="session")
