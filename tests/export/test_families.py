@@ -185,6 +185,16 @@ def test_both_spellings_are_one_decoder(name: str, tmp_path: Path) -> None:
     assert families.read_target(newer, "newer").target == families.read_target(older, "older").target
 
 
+@pytest.mark.parametrize("kind", [None, "rope", "absolute"])
+def test_granite_3_rotates_whatever_a_field_of_granite_4_says(kind: str | None, tmp_path: Path) -> None:
+    """transformers has no such field in its class."""
+    save_family(tmp_path, "granite")
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = families.read_target(config, "config.json").target
+    assert families.read_target({**config, "position_embedding_type": kind}, "config.json").target == expected
+    assert expected.layers[0].attention.rotary == 0
+
+
 def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
     windows = {}
     for name in ("smollm2", "mistral", "mistral-full", "ministral", "gemma3", "smollm3"):

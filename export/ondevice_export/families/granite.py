@@ -55,13 +55,18 @@ def _times_residual_factor(config: Config, *names: str) -> Mapping[str, RowsOf]:
 
 
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:
-    """Whether layers rotate, in the spelling of families in which some do not."""
-    rotates = data.get("position_embedding_type") == "rope"
-    return {**data, "no_rope_layers": [int(rotates)] * len(data["layer_types"])}
+    """Layers of Granite 3 rotate but in GGUF files that say otherwise: its class has no such field."""
+    return _rotating(data, data.get("position_embedding_type") != "nope")
 
 
 def _spelling_of_hybrids(data: dict[str, Any]) -> dict[str, Any]:
-    return _spelling({**data, "intermediate_size": data.get("shared_intermediate_size")})
+    own = {**data, "intermediate_size": data.get("shared_intermediate_size")}
+    return _rotating(own, data.get("position_embedding_type") == "rope")
+
+
+def _rotating(data: dict[str, Any], rotates: bool) -> dict[str, Any]:
+    """Whether layers rotate, in the spelling of families in which some do not."""
+    return {**data, "no_rope_layers": [int(rotates)] * len(data["layer_types"])}
 
 
 _GRANITE = {
@@ -74,7 +79,6 @@ _GRANITE = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
-    "position_embedding_type": "rope",
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -85,7 +89,6 @@ _GRANITE = {
 }
 _HYBRID = {
     **_GRANITE,
-    "position_embedding_type": None,
     "num_local_experts": 8,
     "shared_intermediate_size": 1024,
 }
