@@ -76,7 +76,7 @@ class TargetCheckpoint:
 
     @property
     def matrices(self) -> Shapes:
-        """Those of `shapes` that may be quantised: what is none, such as a router, is told by the bundle's names."""
+        """The tensors of `shapes` that may be quantised: others, such as routers, are known by the bundle's names."""
         own = target_shapes(self.config).items()
         return {self.tensors.names.of(name): shape for name, shape in own if not is_plain(name, shape)}
 
