@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, Layer, rotary_numbers
+from ondevice.bundle_format.decoder import Activation, Attention, Block, FeedForward, Layer, rotary_numbers
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import SLIDING, newer_spelling
@@ -218,6 +218,11 @@ def attention(
     window = min(config.integer("sliding_window"), config.context) if config.kind(index) == SLIDING else None
     scale = (size**-0.5 if scale is None else scale) * factor * factor  # cos and sin of q and of k have it
     return Attention(heads=heads, head_dim=size, scale=scale, **{"window": window, "rotary": rope, **sizes})
+
+
+def pre_normed(own: Attention, feed: FeedForward) -> Layer:
+    """A layer whose blocks have a norm before them and none behind, as in most families."""
+    return Layer((Block(own, norm_in=True, norm_out=False), Block(feed, norm_in=True, norm_out=False)))
 
 
 def feed_forward(config: Config) -> FeedForward:

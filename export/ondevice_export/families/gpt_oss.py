@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ondevice.bundle_format.decoder import MAX_EXPERTS, Block, ExpertsConfig, FeedForward, Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, ExpertsConfig, FeedForward, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention
+from ondevice_export.families.family import Config, Family, RowsOf, attention, pre_normed
 from ondevice_export.families.llama import NAMES
 
 _ALPHA, _LIMIT = 1.702, 7.0
@@ -20,8 +20,7 @@ _GATE_UP = "mlp.experts.gate_up_proj"
 
 def layer(config: Config, index: int) -> Layer:
     biased = config.flag("attention_bias")
-    own = attention(config, index, bias=biased, output_bias=biased, sinks=True)
-    return Layer((Block(own, norm_in=True, norm_out=False), Block(_experts(config), norm_in=True, norm_out=False)))
+    return pre_normed(attention(config, index, bias=biased, output_bias=biased, sinks=True), _experts(config))
 
 
 def _experts(config: Config) -> FeedForward:

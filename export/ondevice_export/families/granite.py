@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import Block, Layer
+from ondevice.bundle_format.decoder import Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward
+from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 
 _OUTPUT, _DOWN = "self_attn.o_proj.weight", "mlp.down_proj.weight"
@@ -22,12 +22,7 @@ _OF_SHARED = {_DOWN: "shared_mlp.output_linear.weight"}
 
 def layer(config: Config, index: int) -> Layer:
     own = attention(config, index, scale=config.number("attention_multiplier"))
-    return Layer(
-        (
-            Block(own, norm_in=True, norm_out=False),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
-        )
-    )
+    return pre_normed(own, feed_forward(config))
 
 
 def dense_layer(config: Config, index: int) -> Layer:
@@ -92,7 +87,6 @@ _HYBRID = {
     "num_local_experts": 8,
     "shared_intermediate_size": 1024,
 }
-
 
 FAMILIES = (
     Family(

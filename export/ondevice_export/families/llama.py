@@ -6,20 +6,15 @@ Ministral 3 and Mistral Small 3 are in multimodal checkpoints, of which the text
 
 from __future__ import annotations
 
-from ondevice.bundle_format.decoder import Block, Layer
-from ondevice_export.families.family import Config, Family, attention, feed_forward
+from ondevice.bundle_format.decoder import Layer
+from ondevice_export.families.family import Config, Family, attention, feed_forward, pre_normed
 
 NAMES = {"pre_feedforward_layernorm.weight": "post_attention_layernorm.weight"}
 """The norm between attention and feed-forward is named after the former."""
 
 
 def layer(config: Config, index: int) -> Layer:
-    return Layer(
-        (
-            Block(attention(config, index), norm_in=True, norm_out=False),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
-        )
-    )
+    return pre_normed(attention(config, index), feed_forward(config))
 
 
 _LLAMA = {

@@ -13,22 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.bundle_format.decoder import Block, Layer
+from ondevice.bundle_format.decoder import Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import FULL
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward
+from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 
 
 def layer(config: Config, index: int) -> Layer:
     turned = _turned(config, config.kind(index))
-    return Layer(
-        (
-            Block(attention(config, index, turned=turned), norm_in=True, norm_out=False),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
-        )
-    )
+    return pre_normed(attention(config, index, turned=turned), feed_forward(config))
 
 
 def _turned(config: Config, kind: str) -> int:

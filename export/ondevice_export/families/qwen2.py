@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ondevice.bundle_format.decoder import Block, Layer
-from ondevice_export.families.family import Config, Family, attention, feed_forward
+from ondevice.bundle_format.decoder import Layer
+from ondevice_export.families.family import Config, Family, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 
 DEFAULTS = {
@@ -19,12 +19,7 @@ DEFAULTS = {
 
 
 def layer(config: Config, index: int) -> Layer:
-    return Layer(
-        (
-            Block(attention(config, index, bias=True), norm_in=True, norm_out=False),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
-        )
-    )
+    return pre_normed(attention(config, index, bias=True), feed_forward(config))
 
 
 FAMILIES = (Family(name="qwen2", architectures=("Qwen2ForCausalLM",), defaults=DEFAULTS, layer=layer, names=NAMES),)

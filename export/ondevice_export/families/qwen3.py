@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ondevice.bundle_format.decoder import MAX_EXPERTS, Block, ExpertsConfig, FeedForward, Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, ExpertsConfig, FeedForward, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.families import qwen2
-from ondevice_export.families.family import Config, Family, attention, feed_forward
+from ondevice_export.families.family import Config, Family, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 
 
@@ -23,12 +23,7 @@ def mixture_layer(config: Config, index: int) -> Layer:
 
 
 def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
-    return Layer(
-        (
-            Block(attention(config, index, q_norm=True, k_norm=True), norm_in=True, norm_out=False),
-            Block(feed, norm_in=True, norm_out=False),
-        )
-    )
+    return pre_normed(attention(config, index, q_norm=True, k_norm=True), feed)
 
 
 def _has_experts(config: Config, index: int) -> bool:
