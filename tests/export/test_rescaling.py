@@ -70,6 +70,14 @@ class Arrays(Checkpoint):
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         raise NotImplementedError
 
+    def kept_format(self, name: str) -> WeightFormat | None:
+        return None
+
+    def kept_blocks(
+        self, name: str, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
+        raise NotImplementedError
+
 
 class Known:
     """A calibration with the same moments for all matrices but those of `unknown`; it notes what is rescaled."""

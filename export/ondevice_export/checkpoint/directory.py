@@ -88,17 +88,17 @@ class Checkpoint(ABC):
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         """A whole integer tensor (I64 or I32 in the file) as int64."""
 
+    @abstractmethod
     def kept_format(self, name: str) -> WeightFormat | None:
         """The format in which a bundle stores a matrix as it is; None if there is none."""
-        return None
 
+    @abstractmethod
     def kept_blocks(
         self, name: str, start: int, stop: int
     ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
         """Rows `start` to `stop` of a matrix in its `kept_format`: codes uint8[rows, width], one per byte; scales and
         minimums [rows, width / 32], the latter None in a symmetric format.
         """
-        raise NotImplementedError
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that the tensors named in `shapes` exist and have those shapes, which follow from the configuration.
@@ -167,8 +167,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
             counts[joined] += sum(len(each.rows) for each in ranges)
         for joined, count in counts.items():
             found = self.shape(prefix + joined)
-            whole = len(found) == 3 and [taken for taken, _ in rows_of.values()].count(joined) == 1
-            if not (whole or len(found) == 2) or math.prod(found[:-1]) != count:
+            reordered = len(found) == 3 and [taken for taken, _ in rows_of.values()].count(joined) == 1
+            if not (reordered or len(found) == 2) or math.prod(found[:-1]) != count:
                 raise CheckpointError(f"{prefix}{joined} has shape {list(found)}, {self.origin} asks for {count} rows")
         made = {name: self._find(prefix + joined).rows(ranges) for name, (joined, ranges) in rows_of.items()}
         for joined in counts:
@@ -211,9 +211,9 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
             raise
 
     def turn(self, name: str) -> None:
-        place = self._find(name).parts[0].place
-        if isinstance(place, TensorEntry) and len(place.shape) == 3:
-            self._tensors[name] = whole(self._find(name).parts[0].file, TransposedEntry(place))
+        part = self._find(name).parts[0]
+        if isinstance(part.place, TensorEntry) and len(part.place.shape) == 3:
+            self._tensors[name] = whole(part.file, TransposedEntry(part.place))
 
     def dtype(self, name: str) -> str:
         return self._whole(name)[1].dtype

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +19,8 @@ class TransposedEntry:
     """
 
     stored: TensorEntry
+    _last: list[tuple[int, Float32Array]] = field(default_factory=list, repr=False, compare=False)
+    """The expert that was read last and its matrix as it is stored: the next rows lie in the same bytes."""
 
     @property
     def name(self) -> str:
@@ -40,14 +41,17 @@ class TransposedEntry:
         count, found = self.shape[1], []
         for expert in range(start // count, -(-stop // count)):
             low, high = max(start - expert * count, 0), min(stop - expert * count, count)
-            found.append(_matrix(file, self.stored, expert)[:, low:high].T)
+            found.append(self._matrix(file, expert)[:, low:high].T)
         return np.concatenate(found)[::step]
 
-
-@lru_cache(maxsize=1)
-def _matrix(file: SafetensorsFile, entry: TensorEntry, expert: int) -> Float32Array:
-    """The matrix of one expert as it is stored. It is kept for the next rows, which lie in the same bytes."""
-    _, width, rows = entry.shape
-    size = entry.nbytes // entry.shape[0]
-    data = file.read(entry, expert * size, size)
-    return to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(width, rows)
+    def _matrix(self, file: SafetensorsFile, expert: int) -> Float32Array:
+        """The matrix of one expert as it is stored, [width, rows]."""
+        for number, matrix in self._last[:]:  # a copy: several threads read rows
+            if number == expert:
+                return matrix
+        entry, (experts, *shape) = self.stored, self.stored.shape
+        size = entry.nbytes // experts
+        data = file.read(entry, expert * size, size)
+        matrix = to_float32(data, entry.dtype, f"{file.path}: {entry.name}").reshape(shape)
+        self._last[:] = [(expert, matrix)]
+        return matrix

@@ -43,9 +43,7 @@ class Blocks:
 
     def weights(self) -> Float32Array:
         """The weights, float32[rows, width]."""
-        weights = self.codes.astype(np.float32)
-        if self.table:
-            weights = np.array(TABLES[self.table], np.float32)[self.codes]
+        weights = np.array(TABLES[self.table], np.float32)[self.codes] if self.table else self.codes.astype(np.float32)
         weights -= np.float32(self.zero)
         weights *= self.scales[..., None]
         if self.minimums is not None:
