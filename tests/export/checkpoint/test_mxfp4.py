@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import Quantization
 from ondevice.bundle_format.tensor_table import Tensor, is_plain
 from ondevice.bundle_format.weight_format import MXFP4
-from ondevice.engines.choice import EngineName, open_engine
-from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.engines.choice import EngineName
 from ondevice.errors import CheckpointError
 from ondevice_export import export
 from ondevice_export.bit_budget import choose_formats
@@ -34,6 +32,7 @@ from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import RowsOf
 from ondevice_export.verify import tolerance_of, verify
 from tests.conftest import ENGINES, REFERENCE
+from tests.export.logits import logits_of_both
 from tests.fixtures.mxfp4 import save_in_mxfp4, to_mxfp4, write_checkpoint
 
 EXPERTS, INNER, GROUPS = 3, 5, 4
@@ -198,16 +197,6 @@ def expert_weights(model: Any, name: str) -> NDArray[np.float32]:
     return np.concatenate([weights[:, ::2], weights[:, 1::2]], axis=1) if name == "gate_up_proj" else weights
 
 
-def logits(model: Any, bundle: Bundle, engine: EngineName) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The logits of a text: transformers', and those of a bundle."""
-    ids = list(range(5, 45))
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    with closing(open_engine(engine, bundle, 1)) as opened:
-        rows = Rows(opened.open_session(), TokenTree.chain(ids), range(len(ids)))
-        return expected, opened.forward([rows])[0].logits.copy()
-
-
 def stored(bundle: Bundle, name: str) -> tuple[Tensor, NDArray[np.float32]]:
     """A tensor of experts as the bundle has it."""
     table = bundle.manifest.tensors["target.onnx"]
@@ -257,7 +246,7 @@ def importance_matrix(path: Path) -> Path:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_both_engines_run_it(mixture: tuple[Path, Any], engine: EngineName, tmp_path: Path, kernels: None) -> None:
     bundle = Bundle.open(export(mixture[0], tmp_path / "bundle", quantize="int8"))
-    expected, found = logits(mixture[1], bundle, engine)
+    expected, found = logits_of_both(mixture[1], bundle, engine)
     near = np.abs(found - expected).max(-1) < 0.12 * np.abs(expected).max()
     assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
 
@@ -265,7 +254,7 @@ def test_both_engines_run_it(mixture: tuple[Path, Any], engine: EngineName, tmp_
 @pytest.mark.needs("onnxruntime")
 def test_float32_equals_transformers(mixture: tuple[Path, Any], tmp_path: Path) -> None:
     bundle = Bundle.open(export(mixture[0], tmp_path / "bundle", quantize="none"))
-    np.testing.assert_allclose(*logits(mixture[1], bundle, "ort"), atol=1e-4)
+    np.testing.assert_allclose(*logits_of_both(mixture[1], bundle, "ort"), atol=1e-4)
 
 
 @pytest.mark.needs("onnxruntime")

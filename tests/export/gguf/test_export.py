@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
 from ondevice.cli.main import main
-from ondevice.engines.choice import EngineName, open_engine
+from ondevice.engines.choice import EngineName
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError, PairMismatchError, UsageError
 from ondevice_export import export
@@ -31,6 +30,7 @@ from ondevice_export.checkpoint.source import default_name, locate, locate_draft
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from tests.conftest import ENGINES
 from tests.export.gguf.files_made import add_vocabulary, gemma4_divisors, quantised, random_model, state_of, write_gguf
+from tests.export.logits import logits_of_both
 from tests.fixtures.hub import serving
 from tests.fixtures.published import published
 from tests.fixtures.tiny_drafters import save_drafter as save_family_drafter
@@ -142,16 +142,6 @@ def test_types_without_a_format_become_int8(llama: tuple[Path, Any], tmp_path: P
     assert np.square(weights - expected).sum() < 1e-4 * np.square(expected).sum()
 
 
-def _logits(model: Any, bundle: Bundle, engine: EngineName) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of a text: transformers', and those of a bundle."""
-    ids = list(range(5, 45))
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    with closing(open_engine(engine, bundle, 1)) as opened:
-        rows = Rows(opened.open_session(), TokenTree.chain(ids), range(len(ids)))
-        return expected, opened.forward([rows])[0].logits.copy()
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "Q8_0"])
 def test_both_engines_run_it_with_its_tokenizer(
@@ -210,7 +200,7 @@ def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: N
     with GgufCheckpoint(path) as file:
         weights = {name: torch.tensor(file.read(name)) for name in file.names}
     model.load_state_dict(weights, strict=False)
-    expected, own = _logits(model, bundle, engine)
+    expected, own = logits_of_both(model, bundle, engine)
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
@@ -244,9 +234,23 @@ def test_experts_of_quantised_files(
     close = {"atol": 0.01} if of_up is Kind.Q8_0 else {"rtol": 0}
     np.testing.assert_allclose(found, expected, **close)
     model.load_state_dict({name: torch.tensor(values) for name, values in weights.items()}, strict=False)
-    logits, own = _logits(model, bundle, engine)
+    logits, own = logits_of_both(model, bundle, engine)
     near = np.abs(own - logits).max(-1) < 0.06 * np.abs(logits).max()
     assert near.mean() > 0.9, "of all rows but those where rounding chooses another expert"
+
+
+def _phi(short_factor: list[float], long_factor: float) -> Any:
+    """A model with `longrope` from 64 tokens on, of whose heads three quarters turn."""
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+    rope |= {"short_factor": short_factor, "long_factor": [long_factor] * 12}
+    fields = {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "pad_token_id": 0}
+    config = transformers.Phi3Config(**fields, original_max_position_embeddings=64, rope_parameters=rope)
+    model = random_model(transformers.Phi3ForCausalLM(config))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 0.15)
+    return model
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -255,15 +259,7 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:
     """Three quarters of a head turn, as in Phi-4-mini; the factor of cosines does not reach the rest of it."""
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
-    rope |= {"short_factor": [1 + pair / 8 for pair in range(12)], "long_factor": [4.0] * 12}
-    fields = {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "pad_token_id": 0}
-    config = transformers.Phi3Config(**fields, original_max_position_embeddings=64, rope_parameters=rope)
-    model = random_model(transformers.Phi3ForCausalLM(config))
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.ndim > 1:
-                value.normal_(0.0, 0.15)
+    model = _phi([1 + pair / 8 for pair in range(12)], 4.0)
     path = write_gguf(tmp_path / "phi.gguf", "phi3", model.config, state_of(model), kind=Kind[kind], more=_tokens)
     bundle = Bundle.open(export(path, tmp_path / "bundle"))
     with GgufCheckpoint(path) as file:
@@ -276,7 +272,7 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     np.testing.assert_array_equal(found[32:44], joined[32:44])
     np.testing.assert_allclose(found[44:48], joined[56:60] / squared, atol=1e-3)
     np.testing.assert_array_equal(found[48:60], joined[44:56])
-    expected, own = _logits(model, bundle, engine)
+    expected, own = logits_of_both(model, bundle, engine)
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
@@ -348,7 +344,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
     assert found.family == expected.family
     if context is not None:  # long texts have frequencies of their own
         assert found.target.context_length == context
-        logits, of_bundle = _logits(model, Bundle.open(own), "ort")
+        logits, of_bundle = logits_of_both(model, Bundle.open(own), "ort")
         np.testing.assert_allclose(of_bundle, logits, atol=1e-4)
 
 
@@ -356,15 +352,7 @@ def test_a_bundle_of_long_texts_is_compared_with_those_of_its_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reference has the frequencies of the bundle; with those of short texts it would be another model."""
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
-    rope |= {"short_factor": [1.0] * 12, "long_factor": [8.0] * 12}
-    fields = {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "pad_token_id": 0}
-    config = transformers.Phi3Config(**fields, original_max_position_embeddings=64, rope_parameters=rope)
-    model = random_model(transformers.Phi3ForCausalLM(config))
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.ndim > 1:
-                value.normal_(0.0, 0.15)
+    model = _phi([1.0] * 12, 8.0)
     path = write_gguf(tmp_path / "phi.gguf", "phi3", model.config, state_of(model), more=_tokens)
     (tmp_path / "text").write_text("a text of some words, " * 20)
     for context in (32, 200):
