@@ -39,7 +39,7 @@ from benchmarks.bundles.shape import target_model
 from benchmarks.bundles.widened import SIZES, widened
 from benchmarks.command import command_line, run_command
 from ondevice.bundle import TOKENIZER
-from ondevice.bundle_format.decoder import Layer
+from ondevice.bundle_format.decoder import Decoder
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_ORDERING
 from ondevice.bundle_format.weight_format import INT4, INT8
@@ -273,7 +273,7 @@ def add_tokens(writer: Any, target: TargetCheckpoint) -> None:
 
 def rope_divisors(config: Target | DrafterEntry) -> GgufTensor:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
-    own = next(layer.attention for layer in config.layers if layer.attention.kind == "full")
+    own = next(own for own in config.attention if own.kind == "full")
     frequencies = config.frequencies()[own.rotary or 0]
     half, turning = len(frequencies), int(np.count_nonzero(frequencies))
     divisors = np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
@@ -298,8 +298,8 @@ def tensor_kind(name: str, shape: tuple[int, ...], layers: Kind, head: Kind) -> 
     return head if name == HEAD else layers
 
 
-def _head_dim(layers: Sequence[Layer], kind: str) -> int:
-    return next(layer.attention.head_dim for layer in layers if layer.attention.kind == kind)
+def _head_dim(config: Decoder, kind: str) -> int:
+    return next(own.head_dim for own in config.attention if own.kind == kind)
 
 
 def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None:
@@ -312,16 +312,16 @@ def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(len(config.layers))
     writer.add_feed_forward_length([layer.feed_forward.width for layer in config.layers])
-    writer.add_head_count(config.layers[0].attention.heads)
-    writer.add_head_count_kv([layer.attention.kv_heads for layer in config.layers])
+    writer.add_head_count(config.attention[0].heads)
+    writer.add_head_count_kv([own.kv_heads for own in config.attention])
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_sliding_window(target.window)
-    writer.add_sliding_window_pattern([layer.attention.kind == "sliding" for layer in config.layers])
+    writer.add_sliding_window_pattern([own.kind == "sliding" for own in config.attention])
     if isinstance(config, Target):
         _describe_target(writer, config)
     else:
         writer.add_shared_kv_layers(len(config.layers))
-    full, sliding = _head_dim(config.layers, "full"), _head_dim(config.layers, "sliding")
+    full, sliding = _head_dim(config, "full"), _head_dim(config, "sliding")
     writer.add_key_length(full)
     writer.add_value_length(full)
     writer.add_rope_dimension_count(full)

@@ -48,7 +48,7 @@ from benchmarks.bundles.shape import described_target
 from benchmarks.command import command_line, run_command
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
-from ondevice.bundle_format.decoder import Decoder, Layer
+from ondevice.bundle_format.decoder import Attention, Decoder, Layer
 from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
@@ -249,7 +249,9 @@ class Widening:
 
     def layer(self, tensors: Mapping[str, FloatArray], own: Layer, wide_layer: Layer) -> dict[str, Placed]:
         """A layer's tensors, by their names without the layer's prefix; those of per-layer embeddings are left out."""
-        pair, wide = own.attention, wide_layer.attention
+        pair, wide = own.mixer, wide_layer.mixer
+        assert isinstance(pair, Attention)
+        assert isinstance(wide, Attention)
         step = wide.head_dim // pair.head_dim
         if pair.kind != wide.kind or step * pair.head_dim != wide.head_dim or pair.kv_heads != wide.kv_heads:
             raise CheckpointError("a layer of the pair does not fit the layer in its place")

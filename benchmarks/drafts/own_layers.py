@@ -175,7 +175,7 @@ def main() -> None:
     bundle = Bundle.open(arguments.bundle)
     engine = SimdEngine(bundle, arguments.threads)
     layers = engine.target.layers
-    shared = [index for index, layer in enumerate(layers) if layer.attention.kv_source is not None]
+    shared = [index for index, layer in enumerate(layers) if layer.mixer.kv_source is not None]
     stop = shared[0] if shared else len(layers) // 3
     if (head := engine.heads.get("exit")) is not None and head.layer is not None:
         stop = head.layer + 1

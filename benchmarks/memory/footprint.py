@@ -53,7 +53,7 @@ def footprint(name: str) -> Footprint:
     exported = estimate_bytes(target, options.target_formats) + estimate_bytes(drafter, options.drafter_formats)
     per_token = {"full": 0, "sliding": 0}
     for index in config.kv_layers():
-        own = config.layers[index].attention
+        own = config.layers[index].mixer
         per_token[own.kind] += 2 * CACHE_BYTES * own.kv_width
     return Footprint(
         weights,

@@ -1,4 +1,5 @@
-"""A decoder as data: layers of blocks, which are attention, feed-forward, or a per-layer embedding.
+"""A decoder as data: layers of blocks, which are a mixer of positions (attention or a short convolution), feed-forward,
+or a per-layer embedding.
 
 The exporter makes it from a checkpoint's configuration, `bundle.json` stores it, and everything else about a layer is
 one fold over its blocks: names and shapes of the tensors (`tensor_table`), the ONNX nodes
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ MAX_LAYERS = 1000
 
 MAX_EXPERTS = 1024
 """Most experts of a layer; Gemma 4 26B-A4B has 128."""
+
+MAX_TAPS = 16
+"""Most positions that a short convolution sums over; LFM2 has 3."""
 
 MAX_FREQUENCY = 1e6
 """Largest rotary frequency, so that its product with a position stays finite."""
@@ -91,6 +95,31 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class ShortConvolution:
+    """projection(C * y), where B, C and x are the thirds of a projection of the block's input to [T, 3 * channels].
+
+    y[t] is the sum over j < window of taps[:, window - 1 - j] * (B * x)[t - j], for every channel alone
+    (`Lfm2ShortConv`). So a row reads the products B * x of the last `window` positions, which are its cache: a row of
+    `channels` numbers in two halves, where that of attention is a row of keys and one of values.
+    """
+
+    channels: int
+    window: int
+    """Number of positions that are summed, a row's own and the last ones before it."""
+    type: Literal["short_convolution"] = "short_convolution"
+
+    kv_source: ClassVar[None] = None
+    """A convolution has a cache of its own."""
+    kind: ClassVar[AttentionKind] = "sliding"
+    """Its cache holds the positions that sliding attention with the same window would see."""
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in each half of a row of its cache."""
+        return self.channels // 2
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
     """The experts of a layer: feed-forward blocks of which each token uses the few with the best scores."""
 
@@ -101,6 +130,11 @@ class ExpertsConfig:
     """Inner width of one expert."""
     bias: bool = False
     """Whether the router's and the experts' projections have a bias."""
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """How scores become weights: by the softmax of a token's experts, or as sigmoid(score), divided by their sum."""
+    selection_bias: bool = False
+    """Whether each expert has a number that is added to the sigmoid of its score where experts are chosen, and only
+    there."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +142,9 @@ class FeedForward:
     """A dense block, experts, or both.
 
     A dense block, and every expert, is down(activation(gate(x)) * up(x)). The experts' output is the sum over a token's
-    experts of weight * expert(x), where the weights are the softmax of the scores of these experts. Experts alone and
-    their router read the block's input (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual
+    experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or their sigmoids
+    divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and their router read the block's input
+    (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual
     stream through a norm of their own, and the router through another; each weight is multiplied by a factor of its
     expert, and the block's output is the sum of the dense output and the experts', each normed
     (`Gemma4TextDecoderLayer`).
@@ -133,7 +168,10 @@ class LayerEmbedding:
     type: Literal["layer_embedding"] = "layer_embedding"
 
 
-Body = Attention | FeedForward | LayerEmbedding
+Mixer = Attention | ShortConvolution
+"""The block in which a row reads other positions, from a cache."""
+
+Body = Mixer | FeedForward | LayerEmbedding
 
 
 @dataclass(frozen=True)
@@ -147,16 +185,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer: its blocks are attention, feed-forward, and a per-layer embedding if the model has these."""
+    """A decoder layer: its blocks are a mixer, feed-forward, and a per-layer embedding if the model has these."""
 
     blocks: tuple[Block, ...]
     scalar: bool = False
     """Whether the residual stream is multiplied by a number at the end."""
 
     @property
-    def attention(self) -> Attention:
-        """The layer's attention, of which every layer has one."""
-        return next(block.body for block in self.blocks if isinstance(block.body, Attention))
+    def mixer(self) -> Mixer:
+        """The layer's attention or convolution, of which every layer has one."""
+        return next(block.body for block in self.blocks if isinstance(block.body, Mixer))
 
     @property
     def feed_forward(self) -> FeedForward:
@@ -178,15 +216,31 @@ class Decoder:
     layers: tuple[Layer, ...]
 
     @property
+    def attention(self) -> tuple[Attention, ...]:
+        """The attention of the layers that have it, in their order."""
+        return tuple(own for layer in self.layers if isinstance(own := layer.mixer, Attention))
+
+    @property
     def kinds(self) -> tuple[AttentionKind, ...]:
-        """The kinds of attention that its layers have."""
-        found = {layer.attention.kind for layer in self.layers}
+        """The kinds of caches that its layers have or read."""
+        found = {layer.mixer.kind for layer in self.layers}
         return tuple(kind for kind in KINDS if kind in found)
+
+    @property
+    def attention_kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of attention that its layers have."""
+        found = {own.kind for own in self.attention}
+        return tuple(kind for kind in KINDS if kind in found)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether some of its layers have a convolution."""
+        return len(self.attention) < len(self.layers)
 
     @cached_property
     def window(self) -> int | None:
-        """The window of its layers with sliding attention; None if it has none."""
-        return next((own.window for layer in self.layers if (own := layer.attention).window is not None), None)
+        """The window of its layers with sliding attention or a convolution; None if it has none."""
+        return next((own.window for layer in self.layers if (own := layer.mixer).window is not None), None)
 
     def frequencies(self) -> list[NDArray[np.float32]]:
         """Its rotary embeddings as arrays, float32[head_dim / 2] each."""
@@ -214,12 +268,19 @@ def check_decoder(name: str, decoder: Decoder) -> None:
     for index, layer in enumerate(decoder.layers):
         place = f"layer {index} of {name}"
         types = [block.body.type for block in layer.blocks]
-        require(types[:2] == ["attention", "feed_forward"], f"{place} has the blocks {', '.join(types)!s:.99}")
+        known = types[:1] in (["attention"], ["short_convolution"]) and types[1:2] == ["feed_forward"]
+        require(known, f"{place} has the blocks {', '.join(types)!s:.99}")
         require(types[2:] in ([], ["layer_embedding"]), f"{place} has the blocks {', '.join(types)!s:.99}")
-        _check_attention(place, layer.attention, decoder)
+        if isinstance(own := layer.mixer, Attention):
+            _check_attention(place, own, decoder)
+        else:
+            _check_convolution(place, own)
+        if own.window is not None:
+            check_number(f"window of {place}", own.window)
+            require(own.window == decoder.window, f"the window of {place} is {own.window}, not {decoder.window}")
         experts = layer.feed_forward.experts
         for body in (block.body for block in layer.blocks):
-            if not isinstance(body, Attention):
+            if not isinstance(body, Mixer):
                 least = 0 if body is layer.feed_forward and experts is not None else 1
                 check_number(f"width of the {body.type} of {place}", body.width, least=least)
                 known = isinstance(body, FeedForward) or body.activation != "clamped_swiglu"
@@ -228,7 +289,10 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)
             check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)
-    turned = {layer.attention.rotary for layer in decoder.layers}  # the size of any other rotary embedding is unchecked
+            biased = experts.selection_bias and experts.scoring != "sigmoid"
+            require(not biased, f"the experts of {place} have a bias of sigmoids that are not computed")
+    require(bool(decoder.attention), f"{name} has no layer with attention")
+    turned = {own.rotary for own in decoder.attention}  # the size of any other rotary embedding is unchecked
     require(turned.issuperset(range(len(decoder.rotary))), f"no layer of {name} has some of its rotary embeddings")
 
 
@@ -237,9 +301,6 @@ def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
         check_number(f"{field} of {place}", getattr(own, field))
     require(own.heads % own.kv_heads == 0, f"{own.heads} query heads of {place} cannot share {own.kv_heads} KV heads")
     check_positive(f"scale of {place}", own.scale, 1e6)
-    if own.window is not None:
-        check_number(f"window of {place}", own.window)
-        require(own.window == decoder.window, f"the window of {place} is {own.window}, not {decoder.window}")
     if own.rotary is not None:
         check_number(f"rotary of {place}", own.rotary, len(decoder.rotary) - 1, least=0)
         pairs = len(decoder.rotary[own.rotary])
@@ -247,3 +308,9 @@ def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
     if own.kv_source is not None:
         require(not (own.k_norm or own.v_norm or own.k_eq_v), f"{place} norms keys and values that it does not have")
     require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
+
+
+def _check_convolution(place: str, own: ShortConvolution) -> None:
+    check_number(f"channels of {place}", own.channels)
+    require(own.channels % 2 == 0, f"{own.channels} channels of {place} have no two halves")
+    check_number(f"window of {place}", own.window, MAX_TAPS)

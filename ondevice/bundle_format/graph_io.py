@@ -10,17 +10,21 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
     sliding.write_index   int64   [1]        first cache row to write in the views of sliding layers
     full.mask             bool    [T, Sf]    whether row t attends to cache row s
     sliding.mask          bool    [T, Ss]    the same, within the sliding window
+    convolution.rows      int64   [T, W]     cache rows that the convolutions of row t sum over, its own first; -1 for
+                                             those before the first position
     soft_rows             float32 [S, H]     embeddings of soft rows, which take the place of token embeddings
     embedding_source      int64   [T]        t for a row that is embedded by its token; T + s for soft row s
-    past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache
+    past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache; of
+                                             convolutions the two halves, [1, Ss, channels / 2]
     ->
     logits                float32 [R, V]     after the softcap
     hidden                float32 [R, H]     after the final norm; input of the drafter and of heads
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
 
-`soft_rows` and `embedding_source` exist only in a bundle with a vision or audio tower. The token of a soft row is the
-padding token, whose per-layer embeddings it has.
+A mask exists for each kind of attention that the model has, `convolution.rows` only if it has convolutions, whose
+caches are of the sliding kind. `soft_rows` and `embedding_source` exist only in a bundle with a vision or audio tower.
+The token of a soft row is the padding token, whose per-layer embeddings it has.
 
 Drafter graph, one MTP step (C candidates):
 
@@ -80,9 +84,10 @@ OPSETS = {"": 24, "com.microsoft": 1}
 OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset({
         "Abs", "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos",
-        "Div", "Equal", "Expand", "Gather", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Pad",
-        "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax", "ReduceSum", "Relu",
-        "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh",
+        "Div", "Equal", "Expand", "Gather", "GatherElements", "Gelu", "Gemm", "LayerNormalization", "Log", "MatMul",
+        "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax", "ReduceSum",
+        "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub",
+        "Tanh",
         "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
     "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention"}),
@@ -100,6 +105,9 @@ TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidate
 def mask(kind: AttentionKind) -> str:
     """The name of the input that says to which cache rows of a kind of attention each row attends."""
     return f"{kind}.mask"
+
+
+CONVOLUTION_ROWS = "convolution.rows"
 
 
 def write_index(kind: AttentionKind) -> str:

@@ -50,7 +50,11 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
     rows, hidden = TensorSignature("int64", ("T",)), target.hidden_size
     inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: TensorSignature("int64", ("R",))}
     inputs |= {graph_io.write_index(kind): TensorSignature("int64", (1,)) for kind in target.kinds}
-    inputs |= {graph_io.mask(kind): TensorSignature("bool", ("T", CACHE_ROWS[kind])) for kind in target.kinds}
+    masks = {kind: TensorSignature("bool", ("T", CACHE_ROWS[kind])) for kind in target.attention_kinds}
+    inputs |= {graph_io.mask(kind): mask for kind, mask in masks.items()}
+    if target.convolves:
+        assert target.window is not None
+        inputs[graph_io.CONVOLUTION_ROWS] = TensorSignature("int64", ("T", target.window))
     if takes_soft_rows:
         inputs |= {graph_io.SOFT_ROWS: TensorSignature("float32", ("S", hidden)), graph_io.EMBEDDING_SOURCE: rows}
     outputs = {
@@ -80,8 +84,8 @@ def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
 
 
 def _cache(target: Target, index: int) -> TensorSignature:
-    """The keys or the values of a target layer."""
-    own = target.layers[index].attention
+    """The keys or the values of a target layer, or one half of the cache of a convolution."""
+    own = target.layers[index].mixer
     return TensorSignature("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
-from ondevice.bundle_format.decoder import Attention, Decoder, LayerEmbedding, check_decoder
+from ondevice.bundle_format.decoder import Attention, Decoder, LayerEmbedding, Mixer, check_decoder
 from ondevice.bundle_format.graph_io import AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
@@ -57,19 +57,20 @@ class Target(Decoder):
 
     def kv_source(self, index: int) -> int:
         """Index of the layer whose keys and values a layer reads: its own or an earlier one."""
-        source = self.layers[index].attention.kv_source
+        source = self.layers[index].mixer.kv_source
         return index if source is None else source
 
     def kv_layers(self) -> list[int]:
         """Indices of the layers that have their own cache, ascending."""
-        return [index for index, layer in enumerate(self.layers) if layer.attention.kv_source is None]
+        return [index for index, layer in enumerate(self.layers) if layer.mixer.kv_source is None]
 
     def last_kv_layer(self, kind: AttentionKind) -> int | None:
-        """Index of the last layer of this kind that has its own cache; None if there is none.
+        """Index of the last layer with attention of this kind that has its own cache; None if there is none.
 
         The drafter reads its cache (`store_full_length_kv` in transformers).
         """
-        return next((i for i in reversed(self.kv_layers()) if self.layers[i].attention.kind == kind), None)
+        owned = ((index, self.layers[index].mixer) for index in reversed(self.kv_layers()))
+        return next((index for index, own in owned if isinstance(own, Attention) and own.kind == kind), None)
 
     @property
     def first_shared_layer(self) -> int:
@@ -112,7 +113,7 @@ class DrafterEntry(Decoder):
 
     def kv_source(self, index: int) -> int:
         """Index of the target layer whose keys and values a layer reads."""
-        source = self.layers[index].attention.kv_source
+        source = self.layers[index].mixer.kv_source
         assert source is not None  # checked by `check_drafter`
         return source
 
@@ -160,10 +161,10 @@ def check_target(target: Target) -> None:
         widths = [block.body.width for block in layer.blocks if isinstance(block.body, LayerEmbedding)]
         expected = [] if own is None else [own.width]
         require(widths == expected, f"layer {index} has slices of {widths}, the per-layer embeddings {expected}")
-        source = layer.attention.kv_source
+        source = layer.mixer.kv_source
         if source is not None:
             require(0 <= source < index, f"layer {index} reads the cache of layer {source}")
-            _check_cache(f"layer {index}", layer.attention, source, target)
+            _check_cache(f"layer {index}", layer.mixer, source, target)
 
 
 def check_drafter(drafter: DrafterEntry, target: Target) -> None:
@@ -182,11 +183,11 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
     else:
         _check_candidates("the drafter", drafter.candidates, drafter.shortlist, target.vocab_size)
     for index, layer in enumerate(drafter.layers):
-        place, source = f"layer {index} of the drafter", layer.attention.kv_source
+        place, source = f"layer {index} of the drafter", layer.mixer.kv_source
         require(len(layer.blocks) == 2 and layer.feed_forward.experts is None, f"{place} has blocks of a target")
         check_number(f"kv_source of {place}", source, len(target.layers) - 1, least=0)
         assert source is not None
-        _check_cache(place, layer.attention, source, target)
+        _check_cache(place, layer.mixer, source, target)
 
 
 def check_heads(heads: HeadsEntry, target: Target) -> None:
@@ -208,10 +209,11 @@ def check_heads(heads: HeadsEntry, target: Target) -> None:
         require(heads.width == 0, f"{name} have a width")
 
 
-def _check_cache(place: str, reader: Attention, source: int, target: Target) -> None:
+def _check_cache(place: str, reader: Mixer, source: int, target: Target) -> None:
     """Check that attention can read the cache of the target's layer `source`."""
-    owner = target.layers[source].attention
-    same = (owner.window, owner.kv_heads, owner.head_dim) == (reader.window, reader.kv_heads, reader.head_dim)
+    owner = target.layers[source].mixer
+    forms = [(own.window, own.kv_heads, own.head_dim) for own in (owner, reader) if isinstance(own, Attention)]
+    same = len(forms) == 2 and forms[0] == forms[1]
     require(same and owner.kv_source is None, f"{place} cannot read layer {source}'s cache")
 
 

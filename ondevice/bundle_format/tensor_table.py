@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
-from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer
+from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer, ShortConvolution
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, HeadsKind, Target
 from ondevice.bundle_format.weight_format import (
     BFLOAT16,
@@ -217,12 +217,12 @@ def is_table(name: str) -> bool:
 
 
 def is_plain(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays float32 in every weight format: norms, scalars, biases, routers, the drafter's centroids,
-    and of towers all but their linear layers.
+    """Whether a tensor stays float32 in every weight format: norms, scalars, biases, routers, taps of convolutions, the
+    drafter's centroids, and of towers all but their linear layers.
     """
     if is_of_tower(name):
         return not name.endswith(TOWER_LINEAR)
-    return len(shape) == 1 or name.endswith(("router.proj.weight", "_bias", DRAFTER_CENTROIDS))
+    return len(shape) == 1 or name.endswith(("router.proj.weight", "_bias", CONVOLUTION_TAPS, DRAFTER_CENTROIDS))
 
 
 def is_of_tower(name: str) -> bool:
@@ -230,8 +230,12 @@ def is_of_tower(name: str) -> bool:
     return name.startswith((*VISION, *AUDIO))
 
 
+CONVOLUTION_TAPS = "conv.conv.weight"
+"""How the names of convolutions' taps end, [channels, window], the one of a row's own position last."""
+
 NORMS: dict[str, tuple[str, str]] = {
     "attention": ("input_layernorm", "post_attention_layernorm"),
+    "short_convolution": ("input_layernorm", "post_attention_layernorm"),
     "feed_forward": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     "layer_embedding": ("pre_per_layer_input_norm", "post_per_layer_input_norm"),
 }
@@ -249,6 +253,10 @@ def _block_shapes(block: Block, hidden: int) -> Shapes:
     shapes: Shapes = {f"{norms[0]}.weight": (hidden,)} if block.norm_in else {}
     if isinstance(body, Attention):
         shapes |= _attention_shapes(body, hidden)
+    elif isinstance(body, ShortConvolution):
+        shapes["conv.in_proj.weight"] = (3 * body.channels, hidden)
+        shapes[CONVOLUTION_TAPS] = (body.channels, body.window)
+        shapes["conv.out_proj.weight"] = (hidden, body.channels)
     elif isinstance(body, FeedForward):
         shapes |= _feed_forward_shapes(body, hidden)
     else:
@@ -282,6 +290,8 @@ def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
         shapes["router.proj.weight"] = (count, hidden)
         shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden)
         shapes["experts.down_proj"] = (count, hidden, inner)
+        if body.experts.selection_bias:
+            shapes["router.selection_bias"] = (count,)
         if body.experts.bias:
             shapes["router.proj.bias"] = (count,)
             shapes["experts.gate_up_proj_bias"] = (count, 2 * inner)

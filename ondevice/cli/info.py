@@ -154,18 +154,19 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
     """The manifest's facts, and how this machine would run the bundle, in the order in which they are printed."""
     manifest = bundle.manifest
     target, drafter = manifest.target, manifest.drafter
-    kinds = [layer.attention.kind for layer in target.layers]
+    kinds = [own.kind for own in target.attention]
     return {
         "name": manifest.name,
         "family": manifest.family,
         "context": target.context_length,
         "layers": {
-            "all": len(kinds),
+            "all": len(target.layers),
             "sliding": kinds.count("sliding"),
             "full": kinds.count("full"),
+            "convolutions": len(target.layers) - len(kinds),
             "with_cache": len(target.kv_layers()),
         },
-        "sliding_window": target.window,
+        "sliding_window": None if target.convolves else target.window,
         "vocabulary": target.vocab_size,
         "quantization": dataclasses.asdict(manifest.quantization),
         "bits_per_weight": _bits(manifest),

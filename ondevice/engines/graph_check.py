@@ -137,7 +137,7 @@ class _Constants:
         self._most = sum(manifest.files[file].size for file in files)
         self._vocab_size = manifest.target.vocab_size
         models = [model for model in (manifest.target, manifest.drafter) if model is not None]
-        self._heads = max(2, *(layer.attention.heads for model in models for layer in model.layers))
+        self._heads = max(2, *(own.heads for model in models for own in model.attention))
         self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
     def add(self, tensor: ProtobufMessage) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.decoder import Attention
+from ondevice.bundle_format.decoder import Mixer
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import Target
-from ondevice.engines.protocol import Mask, TokenTree
+from ondevice.engines.protocol import ROOT, Mask, TokenTree
 from ondevice.machine import private_memory
 
 SLACK = 256
@@ -83,7 +83,7 @@ class KVCache:
 
     A full cache keeps every position and grows by doubling. A sliding cache keeps the last `history` positions and
     SLACK more in one linear buffer, and moves them to the front when it reaches the end: one copy of them every
-    `2 * max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
+    `max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
 
     A layer's buffer is [2, units], keys then values, with room for `capacity` rows; row r holds position `base + r`.
     """
@@ -109,13 +109,12 @@ class KVCache:
         self._types = types
         self._views = views
         self._units = units
-        capacity = 2 * max_rows + views.least
         if history is None:
-            capacity = _up(capacity, views.align)
+            capacity = 2 * max_rows + views.least
         else:
-            capacity = _up(capacity + history + SLACK + views.step, views.align) + views.align
-        self.capacity = capacity
-        self._buffers = self._zeros(capacity)
+            capacity = max_rows + views.least + history + SLACK + views.step + views.align
+        self.capacity = _up(capacity, views.align)
+        self._buffers = self._zeros(self.capacity)
 
     @property
     def layers(self) -> list[int]:
@@ -277,20 +276,20 @@ def mapped(
 
 def make_caches(
     target: Target,
-    unit_type: Callable[[Attention], np.dtype[Any]],
+    unit_type: Callable[[Mixer], np.dtype[Any]],
     max_rows: int,
     views: Views = Views(),
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
     """The caches of one sequence: one for each kind of attention that the target has, for the layers that own keys and
-    values.
+    values, or have a convolution.
 
     unit_type : the dtype of one unit of a layer's keys, and of its values
     max_rows, views, units : as for `KVCache`
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in target.kinds:
-        layers = {index: target.layers[index].attention for index in target.kv_layers()}
+        layers = {index: target.layers[index].mixer for index in target.kv_layers()}
         types = {index: unit_type(own) for index, own in layers.items() if own.kind == kind}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = None if target.window is None or kind == "full" else target.window + 1
@@ -334,6 +333,18 @@ def attention_mask(
             own = seen[begin:end, length - start + begin : length - start + end]
             own |= ~np.tri(end - begin, dtype=np.bool_)
     return seen
+
+
+def window_rows(tree: TokenTree, length: int, start: int, window: int) -> NDArray[np.int64]:
+    """int64[T, window]: the cache rows, from `start` on, that a convolution sums for each row of a tree.
+
+    A row's own comes first, then its ancestor's, and so on; -1 stands for positions before the first one.
+    """
+    found = np.empty((len(tree), window), np.int64)
+    for row, parent in enumerate(tree.parents):
+        before = length - 1 - np.arange(window - 1) if parent == ROOT else found[parent, :-1]
+        found[row, 0], found[row, 1:] = length + row, before
+    return np.where(found < 0, -1, found - start)
 
 
 def _up(value: int, step: int) -> int:

@@ -27,7 +27,7 @@ class LayerPath:
 
     A layer's per-layer embedding and its scalar are always applied.
 
-    without_attention, without_mlp : indices of layers whose attention, or feed-forward block, is skipped
+    without_attention, without_mlp : indices of layers whose attention or convolution, or feed-forward block, is skipped
     stop : index of the first layer that is skipped with all later ones, the final norm and the head: the output is then
         the residual stream; None runs them all
     """
@@ -57,7 +57,7 @@ class LayerPath:
             raise ValueError(f"a path ends at a layer from 1 to {count}, not {self.stop}")
         if unknown := sorted(index for index in self.without_attention | self.without_mlp if not 0 <= index < count):
             raise ValueError(f"there are layers 0 to {count - 1}, and no {unknown[0]}")
-        read = {layer.attention.kv_source for layer in target.layers}
+        read = {layer.mixer.kv_source for layer in target.layers}
         if needed := sorted(self.without_attention & read):
             raise ValueError(f"the attention of layer {needed[0]} cannot be left out: other layers read its cache")
 
@@ -125,7 +125,7 @@ def free_sub_layers(target: Target) -> list[SubLayer]:
     If layers share caches: those of layers without a cache of their own. They write no keys and values, so drafted rows
     leave the same ones as a whole forward. Otherwise: those of all layers but the first and the last, as in SWIFT.
     """
-    shared = [index for index, layer in enumerate(target.layers) if layer.attention.kv_source is not None]
+    shared = [index for index, layer in enumerate(target.layers) if layer.mixer.kv_source is not None]
     layers = shared or range(1, len(target.layers) - 1)
     return [sub for index in layers for sub in (("attention", index), ("mlp", index))]
 

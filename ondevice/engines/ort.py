@@ -31,7 +31,7 @@ from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.interfaces import Interface, drafter_interface, heads_interface, target_interface
 from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.graph_check import check_graph
-from ondevice.engines.kv_cache import Views, attention_mask, first_drafted, make_caches
+from ondevice.engines.kv_cache import Views, attention_mask, first_drafted, make_caches, window_rows
 from ondevice.engines.layer_path import PathMemory
 from ondevice.engines.protocol import (
     ROOT,
@@ -192,7 +192,7 @@ class OrtSession(CachedSequence):
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
         """
-        bound, length, tree, wanted = self._bound, self.length, rows.tree, rows.wanted
+        bound, length, tree, wanted, target = self._bound, self.length, rows.tree, rows.wanted, self.engine.target
         needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
         if self.engine.pads_single_rows:
             tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
@@ -204,8 +204,11 @@ class OrtSession(CachedSequence):
         bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
-            window = self.engine.target.window if kind == "sliding" else None
-            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, rows.blocks))
+            window = target.window if kind == "sliding" else None
+            if kind in target.attention_kinds:
+                bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, rows.blocks))
+            elif window is not None:
+                bound.array(graph_io.CONVOLUTION_ROWS, window_rows(tree, length, start, window))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
                 for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
@@ -319,7 +322,7 @@ class OrtEngine:
         self.target = bundle.manifest.target
         self.context_length = context_within(context_length, self.target.context_length)
         self.content = bundle.content
-        self.query_heads = max(layer.attention.heads for layer in self.target.layers)
+        self.query_heads = max(own.heads for own in self.target.attention)
         self._threads = threads
         self.drafter = bundle.manifest.drafter
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}

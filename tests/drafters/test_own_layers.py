@@ -332,7 +332,7 @@ def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
     """An early exit whose head is random: behind the layers that own a cache, or after the first one."""
     engine = model.engine
     layers, vocabulary = engine.target.layers, engine.target.vocab_size
-    shared = [index for index, layer in enumerate(layers) if layer.attention.kv_source is not None]
+    shared = [index for index, layer in enumerate(layers) if layer.mixer.kv_source is not None]
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((vocabulary, engine.target.hidden_size)).astype(np.float32)
     return EarlyExitDrafter(engine, shared[0] if shared else 1, lambda session, hidden: NextLogits(weights @ hidden))

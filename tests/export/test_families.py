@@ -156,8 +156,8 @@ def test_windows_of_smollm3_are_in_layers_without_rotation(tmp_path: Path) -> No
     change_config(tmp_path / "model", **own)
     bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
     np.testing.assert_allclose(logits_of(bundle), loaded_logits(tmp_path / "model"), atol=1e-4)
-    layers = Bundle.open(bundle).manifest.target.layers
-    assert [layer.attention.window for layer in layers] == [None, None, WINDOW, None]
+    target = Bundle.open(bundle).manifest.target
+    assert [own.window for own in target.attention] == [None, None, WINDOW, None]
 
 
 def change_config(directory: Path, **fields: Any) -> None:
@@ -192,7 +192,7 @@ def test_granite_3_rotates_whatever_a_field_of_granite_4_says(kind: str | None, 
     config = json.loads((tmp_path / "config.json").read_text())
     expected = families.read_target(config, "config.json").target
     assert families.read_target({**config, "position_embedding_type": kind}, "config.json").target == expected
-    assert expected.layers[0].attention.rotary == 0
+    assert expected.attention[0].rotary == 0
 
 
 def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
     for name in ("smollm2", "mistral", "mistral-full", "ministral", "gemma3", "smollm3"):
         save_family(tmp_path / name, name)
         target = families.read_target(json.loads((tmp_path / name / "config.json").read_text()), name).target
-        windows[name] = [layer.attention.window for layer in target.layers]
+        windows[name] = [own.window for own in target.attention]
         if name == "smollm3":
-            assert [layer.attention.rotary for layer in target.layers] == [0, None, 0, None]
+            assert [own.rotary for own in target.attention] == [0, None, 0, None]
         elif name == "gemma3":
-            assert [layer.attention.rotary for layer in target.layers] == [0, 1, 0]
-            assert {layer.attention.scale for layer in target.layers} == {48**-0.5}
+            assert [own.rotary for own in target.attention] == [0, 1, 0]
+            assert {own.scale for own in target.attention} == {48**-0.5}
     assert windows["smollm2"] == windows["mistral-full"] == [None] * 3
     assert windows["mistral"] == [WINDOW] * 3
     assert windows["ministral"] == [None, WINDOW, WINDOW]
@@ -369,8 +369,8 @@ def test_a_context_that_is_asked_for(name: str, asked: int | None, context: int,
     given, found = (families.read_target(config, name, each).target for each in (None, asked))
     assert found.context_length == context
     assert (found.rotary != given.rotary) == long
-    assert [layer.attention.scale for layer in found.layers] == [layer.attention.scale for layer in given.layers]
-    assert {layer.attention.window for layer in found.layers} <= {None, min(WINDOW, context)}
+    assert [own.scale for own in found.attention] == [own.scale for own in given.attention]
+    assert {own.window for own in found.attention} <= {None, min(WINDOW, context)}
     check_target(found)
 
 
@@ -418,7 +418,7 @@ CONFIG: dict[str, Any] = {
 
 def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
     target = families.read_target(CONFIG, "config.json").target
-    own = target.layers[0].attention
+    own = target.attention[0]
     assert (own.heads, own.kv_heads, own.head_dim, own.scale, target.tied) == (3, 3, 32, 32**-0.5, False)
     assert target.context_length == LlamaConfig().max_position_embeddings
     assert target.norm_eps == LlamaConfig().rms_norm_eps

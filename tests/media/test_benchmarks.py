@@ -45,7 +45,7 @@ def test_towers_without_their_language_model(
     for size in ("26B-A4B", "31B"):
         (tmp_path / size).mkdir()
         config = shape.target_model(size, tmp_path / size, layers=2).config
-        assert [layer.attention.kind for layer in config.layers] == ["sliding", "full"]
+        assert [own.kind for own in config.attention] == ["sliding", "full"]
 
 
 @pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])

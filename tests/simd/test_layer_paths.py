@@ -46,7 +46,7 @@ def engine(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterat
 def paths_of(engine: SimdEngine) -> list[LayerPath]:
     """Some valid paths of this target: sub-layers left out, near the end and elsewhere, and early ends."""
     layers = engine.target.layers
-    read = {source for layer in layers if (source := layer.attention.kv_source) is not None}
+    read = {source for layer in layers if (source := layer.mixer.kv_source) is not None}
     free, last = frozenset(range(len(layers))) - read, len(layers) - 1
     return [
         LayerPath(without_attention=frozenset({last})),
@@ -249,7 +249,7 @@ def test_paths_that_do_not_exist(engine: SimdEngine, path: LayerPath, message: s
 
 def test_a_cache_that_others_read_is_written(engine: SimdEngine) -> None:
     layers = engine.target.layers
-    for source in {source for layer in layers if (source := layer.attention.kv_source) is not None}:
+    for source in {source for layer in layers if (source := layer.mixer.kv_source) is not None}:
         with pytest.raises(ValueError, match="other layers read its cache"):
             along(engine.open_session(), [1], [0], LayerPath(frozenset({source})))
 

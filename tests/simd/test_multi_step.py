@@ -248,7 +248,7 @@ def test_a_drafter_that_has_not_all_rotary_embeddings(bundles: dict[str, Bundle]
     """Its row of cosines is shorter than the target's. The first layer gets a copy of its rotary embedding."""
     bundle = bundles["e2b"]
     target = bundle.manifest.target
-    (first, *blocks), own = target.layers[0].blocks, target.layers[0].attention
+    (first, *blocks), own = target.layers[0].blocks, target.attention[0]
     assert own.rotary is not None
     attention = replace(first, body=replace(own, rotary=len(target.rotary)))
     layers = (replace(target.layers[0], blocks=(attention, *blocks)), *target.layers[1:])

@@ -3,8 +3,8 @@
 Every reader of a configuration then knows one spelling only. A checkpoint that is no directory of the hub (a GGUF file)
 presents its metadata as such a mapping.
 
-    layer_types          one of `full_attention` and `sliding_attention` for every layer
-    rope_parameters      for each of these, its `rope_type`, `rope_theta` and what the type needs
+    layer_types          one of `full_attention` and `sliding_attention` for every layer, or `conv`
+    rope_parameters      for each kind of attention, its `rope_type`, `rope_theta` and what the type needs
     no_rope_layers       for every layer 1, or 0 if it does not rotate; only of classes that have such layers
     hidden_activation    the activation, with its older names
     alternating_experts  whether rows of gate and up alternate in experts, whose matrices are then stored transposed
@@ -22,7 +22,7 @@ from ondevice.bundle_format.decoder import MAX_LAYERS
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import JsonFields
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, CONVOLUTION = "sliding_attention", "full_attention", "conv"
 _ORIGINAL = "original_max_position_embeddings"
 
 _UNSUPPORTED = (
@@ -110,15 +110,21 @@ def _no_rope_layers(fields: JsonFields) -> list[Any]:
 
 def _layer_types(fields: JsonFields) -> list[str]:
     data, count = fields.data, fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    given = data.get("layer_types")
+    given, convolves = data.get("layer_types"), "conv_L_cache" in data
     if given is not None:
         if isinstance(given, list):  # a name of full attention beside Mamba layers
             given = [FULL if name == "attention" else name for name in given]
-        if not isinstance(given, list) or len(given) != count or not all(name in (SLIDING, FULL) for name in given):
+        known = (SLIDING, FULL, CONVOLUTION) if convolves else (SLIDING, FULL)
+        if not isinstance(given, list) or len(given) != count or not all(name in known for name in given):
             raise CheckpointError(
                 f"{fields.origin}: layer_types does not name {count} full or sliding attention layers"
             )
         return list(given)
+    if convolves:
+        attending = data.get("full_attn_idxs", list(range(count)))
+        if not isinstance(attending, list):
+            raise CheckpointError(f"{fields.origin}: full_attn_idxs is {attending!r:.99}, expected numbers of layers")
+        return [FULL if index in attending else CONVOLUTION for index in range(count)]
     if not fields.flag("use_sliding_window", True) or "sliding_window" not in data:
         return [FULL] * count
     if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window

@@ -154,7 +154,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         """Replace tensors by those that are rows of them: for each of these the tensor that has it, and the rows.
 
         All names are without the prefix. One tensor can have all rows of another in another order, also under its name;
-        only so are tensors of experts [experts, rows, width] taken, as if they were one matrix.
+        only so are tensors of experts [experts, rows, width] taken, as if they were one matrix, and those of
+        convolutions [channels, 1, width], which become one.
 
         Raises:
             CheckpointError: a tensor is missing, has another number of rows than are taken from it, or is there beside

@@ -128,7 +128,7 @@ def open_target(
         else:
             modules.check()
         prefix = tensors.names.prefix
-        sharing = (index for index, layer in enumerate(config.layers) if layer.attention.kv_source is not None)
+        sharing = (index for index, layer in enumerate(config.layers) if layer.mixer.kv_source is not None)
         skipped = _unread(_weights(checkpoint, quantization), shapes, _unused_kv(prefix, sharing), prefix)
         vision, audio = None, None
         if family.towers and not text_only:
@@ -195,7 +195,7 @@ def _names(present: Iterable[str], config: Target, family: Family, origin: str) 
     names = set(present)
     head = next((head for head in _HEADS if head in names), None)
     alone = config.tied and head is not None and not any(prefix + EMBEDDING in names for prefix in _PREFIXES)
-    first = FINAL_NORM if alone else EMBEDDING
+    first = family.names.get(FINAL_NORM, FINAL_NORM) if alone else EMBEDDING
     prefix = next((prefix for prefix in _PREFIXES if prefix + first in names), None)
     if prefix is None:
         raise CheckpointError(f"{origin}: the checkpoint has no {EMBEDDING}: it holds no text model")

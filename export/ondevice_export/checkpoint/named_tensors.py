@@ -22,9 +22,9 @@ class TensorNames:
     """The head's name."""
     embedding: str | None = None
     """The token embedding's name if it has no such prefix: a tied one may be saved as the head alone."""
-    in_layers: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a layer that are named otherwise in the checkpoint: the bundle's name -> the checkpoint's, both
-    without the layer's prefix."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are named otherwise in the checkpoint: the bundle's name -> the checkpoint's, both of a layer's
+    tensor without the layer's prefix."""
 
     def of(self, own: str) -> str:
         """The checkpoint's name of the tensor that has the name `own` in a bundle."""
@@ -33,9 +33,9 @@ class TensorNames:
         if own == EMBEDDING and self.embedding is not None:
             return self.embedding
         first, number, rest = [*own.split(".", 2), "", ""][:3]
-        if first == "layers" and rest in self.in_layers:
-            own = f"layers.{number}.{self.in_layers[rest]}"
-        return self.prefix + own
+        if first == "layers" and rest in self.others:
+            own = f"layers.{number}.{self.others[rest]}"
+        return self.prefix + self.others.get(own, own)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Tensors that lie in files as rows of others: experts, and matrices that a checkpoint has joined.
 
-Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`;
+Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`, or
+`w1`, `w3` and `w2`;
 GGUF files have one tensor of each for all experts. transformers 5 multiplies two: `experts.gate_up_proj` [experts,
 2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H, inner]. So do bundles. Biases of
 gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias` [experts, 2 * inner].
@@ -19,8 +20,11 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import MAX_EXPERTS
 from ondevice.errors import CheckpointError
 
-_OF_ONE = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{0,3})\.(?P<matrix>gate|up|down)_proj\.weight")
-_OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate|up)_proj")
+_NAMES = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+_OF_ONE = re.compile(
+    rf"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{{0,3}})\.(?P<matrix>{'|'.join(_NAMES)})\.weight"
+)
+_OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate_proj|up_proj)")
 _OF_GATE = re.compile(r"(?P<experts>.*\bexperts)\.gate_proj_bias")
 
 
@@ -101,13 +105,14 @@ class Stack(Generic[File, Place]):
             start, stop = start - part.count, stop - part.count
 
     def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
-        """A matrix of some of the rows; of a tensor of experts, all of them in another order."""
+        """A matrix of some of the rows, also of [rows, 1, width]; of a tensor of experts, all in another order."""
         parts = [
             replace(part, factor=part.factor * each.factor)
             for each in taken
             for part in self.between(each.start, each.stop, each.step)
         ]
-        shape = self.shape if len(self.shape) > 2 else (sum(len(each.rows) for each in taken), self.shape[-1])
+        experts = len(self.shape) > 2 and self.shape[1] != 1
+        shape = self.shape if experts else (sum(len(each.rows) for each in taken), self.shape[-1])
         return Stack(shape, tuple(parts))
 
 
@@ -134,9 +139,10 @@ def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dic
         else:
             found[name] = whole(file, place)
             continue
-        own = experts.setdefault(one["experts"], {}).setdefault(one["matrix"], {})
+        matrix = _NAMES[one["matrix"]]
+        own = experts.setdefault(one["experts"], {}).setdefault(matrix, {})
         if twice := own.keys() & parts.keys():
-            raise CheckpointError(f"{origin}: {one['experts']} has the {one['matrix']} of expert {min(twice)} twice")
+            raise CheckpointError(f"{origin}: {one['experts']} has the {matrix} of expert {min(twice)} twice")
         own.update(parts)
     for prefix, matrices in experts.items():
         joined = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}

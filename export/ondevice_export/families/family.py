@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.bundle_format.decoder import Activation, Attention, Block, FeedForward, Layer, rotary_numbers
+from ondevice.bundle_format.decoder import Activation, Attention, Block, FeedForward, Layer, Mixer, rotary_numbers
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.config import SLIDING, newer_spelling
+from ondevice_export.checkpoint.config import CONVOLUTION, SLIDING, newer_spelling
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary, usable_context
 from ondevice_export.checkpoint.stacks import Taken
@@ -56,14 +56,15 @@ class Config(JsonFields):
         self.ropes: list[tuple[float, ...]] = []
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads", maximum=MAX_HEADS)
         self.head_dim = self.integer("head_dim", max(1, hidden // heads))
-        most = self.integer("max_position_embeddings")
+        most, kinds = self.integer("max_position_embeddings"), set(data["layer_types"]) - {CONVOLUTION}
+        if not kinds:
+            raise CheckpointError(f"{origin}: no layer has attention, which is not supported")
         self.context, self.limit = (
-            min(usable_context(self.rope(kind), most, asked) for kind in set(data["layer_types"]))
-            for asked in (context, most)
+            min(usable_context(self.rope(kind), most, asked) for kind in kinds) for asked in (context, most)
         )
 
     def kind(self, index: int) -> str:
-        """`full_attention` or `sliding_attention`."""
+        """`full_attention`, `sliding_attention` or `conv`."""
         return str(self.data["layer_types"][index])
 
     @property
@@ -149,8 +150,8 @@ class Family:
     layer: Callable[[Config, int], Layer]
     """Layer `index` as data."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """A layer's tensors whose names in a checkpoint are not those of `tensor_table`: the bundle's -> the
-    checkpoint's, without the layer's prefix."""
+    """Tensors whose names in a checkpoint are not those of `tensor_table`: the bundle's -> the checkpoint's, those of a
+    layer without its prefix."""
     rows_of: Callable[[Config, int], Mapping[str, RowsOf]] = _as_stored
     """Tensors of layer `index` that are rows of others in a checkpoint, all without the layer's prefix."""
     scaled_embedding: bool = False
@@ -220,7 +221,7 @@ def attention(
     return Attention(heads=heads, head_dim=size, scale=scale, **{"window": window, "rotary": rope, **sizes})
 
 
-def pre_normed(own: Attention, feed: FeedForward) -> Layer:
+def pre_normed(own: Mixer, feed: FeedForward) -> Layer:
     """A layer whose blocks have a norm before them and none behind, as in most families."""
     return Layer((Block(own, norm_in=True, norm_out=False), Block(feed, norm_in=True, norm_out=False)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import Layer
+from ondevice.bundle_format.decoder import Attention, Layer
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.errors import CheckpointError, PairMismatchError
@@ -78,13 +78,15 @@ def _layer(config: Config, index: int, target: Target, ropes: list[int]) -> Laye
     source = target.last_kv_layer(kind)
     if source is None:
         raise PairMismatchError(f"the target has no {kind} attention layer whose cache a drafter could read")
-    own, rotary = target.layers[source].attention, None
+    own, rotary = target.layers[source].mixer, None
+    assert isinstance(own, Attention)
     if own.rotary is not None:
         if own.rotary not in ropes:
             ropes.append(own.rotary)
         rotary = ropes.index(own.rotary)
     made = made_layer(config, index, kv_source=source, experts=None, embedding=0, window=own.window, rotary=rotary)
-    found = made.attention
+    found = made.mixer
+    assert isinstance(found, Attention)
     if (found.kv_heads, found.head_dim) != (own.kv_heads, own.head_dim):
         raise PairMismatchError(
             f"drafter layer {index} reads {found.kv_heads} KV heads of {found.head_dim}, "

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.decoder import Attention
+from ondevice.bundle_format.decoder import Attention, Mixer
 from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
 from ondevice.bundle_format.tensor_table import (
     DRAFTER_CENTROIDS,
@@ -81,8 +81,9 @@ class DrafterGraph:
             attend = partial(self._attend, self._config.kv_source(index))
             return decoder_layer(module, self._config.layers[index], hidden, attend)
 
-    def _attend(self, source: int, module: Module, body: Attention, x: ir.Value) -> ir.Value:
-        return SelfAttention(module, body, alone=True).attend(x, self._rows, self._caches[source])
+    def _attend(self, source: int, module: Module, body: Mixer, x: ir.Value) -> ir.Value:
+        assert isinstance(body, Attention)  # as `check_drafter` has found
+        return SelfAttention(module.at("self_attn."), body, alone=True).attend(x, self._rows, self._caches[source])
 
     def _listed(self, state: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Score the C tokens of the list with the target's rows: candidates [C], logits [C]."""

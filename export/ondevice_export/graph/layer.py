@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.bundle_format.decoder import Activation, Attention, ExpertsConfig, FeedForward, Layer, LayerEmbedding
+from ondevice.bundle_format.decoder import Activation, ExpertsConfig, FeedForward, Layer, LayerEmbedding, Mixer
 from ondevice.bundle_format.model_config import PerLayerEmbeddings
 from ondevice.bundle_format.tensor_table import NORMS, PLE_TABLE
 from ondevice_export.graph.graph_builder import GraphBuilder
@@ -16,6 +16,7 @@ from ondevice_export.graph.weights import Module
 
 READERS = {
     "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "short_convolution": ("conv.in_proj",),
     "feed_forward": ("mlp.gate_proj", "mlp.up_proj"),
     "layer_embedding": ("per_layer_input_gate",),
 }
@@ -27,7 +28,7 @@ def decoder_layer(
     module: Module,
     layer: Layer,
     hidden: ir.Value,
-    attend: Callable[[Module, Attention, ir.Value], ir.Value],
+    mix: Callable[[Module, Mixer, ir.Value], ir.Value],
     own: ir.Value | None = None,
 ) -> ir.Value:
     """Add one decoder layer: [T, H] -> [T, H].
@@ -36,15 +37,15 @@ def decoder_layer(
         module: the layer's weights.
         layer: its blocks.
         hidden: the residual stream, [T, H].
-        attend: adds attention, from its weights and its input [T, H].
+        mix: adds the attention or convolution, from the layer's weights and the block's input [T, H].
         own: the layer's slice of the per-layer embeddings, [T, P].
     """
     builder = module.builder
     for block in layer.blocks:
         before, after = NORMS[block.body.type]
         x = module.norm(hidden, before, READERS[block.body.type]) if block.norm_in else hidden
-        if isinstance(block.body, Attention):
-            out = attend(module.at("self_attn."), block.body, x)
+        if isinstance(block.body, Mixer):
+            out = mix(module, block.body, x)
         elif isinstance(block.body, FeedForward):
             out = _feed_forward(module, block.body, hidden, x)
         else:
@@ -119,6 +120,9 @@ def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.
     return builder.op("Gelu", x, approximate="tanh")
 
 
+_LEAST_SCORE = 1e-30
+"""Sigmoids of a row's experts count as this much at least: where all are 0, each has the same weight."""
+
 Routes = tuple[ir.Value, ir.Value]
 """Weights [T, top] and expert indices [T, top] of each row, the best expert first."""
 
@@ -151,16 +155,26 @@ def _mix_experts(
 
 
 def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
-    """The experts of each row with the best scores, `proj(x)`, and the softmax of these (GptOssTopKRouter).
+    """The experts of each row with the best scores, `proj(x)`, and their weights: the softmax of these scores
+    (GptOssTopKRouter), or their sigmoids divided by the sum of these (Lfm2MoeTopKRouter).
 
-    The softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
+    The latter are the softmax of the sigmoids' logarithms; the 1e-6 that transformers adds to the sum is left out. The
+    softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
     Runtime sums a row of 5 numbers, or 6 or 7, in an order that depends on the row's address.
     """
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
     scores = product(builder, x, own.vector("proj.weight"), (config.count, size))
     if config.bias:
         scores = builder.op("Add", scores, own.vector("proj.bias"))
-    best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
+    if config.scoring == "sigmoid":
+        scores = selected = builder.op("Sigmoid", scores)
+        if config.selection_bias:
+            selected = builder.op("Add", scores, own.vector("selection_bias"))
+        chosen = builder.ops("TopK", selected, builder.integers(config.top), axis=-1, outputs=2)[1]
+        found = builder.op("GatherElements", scores, chosen, axis=-1)
+        best = builder.op("Log", builder.op("Clip", found, builder.scalar(_LEAST_SCORE)))
+    else:
+        best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
     return builder.op("Softmax", best, axis=-1), chosen
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.decoder import Attention
+from ondevice.bundle_format.decoder import Attention, Mixer
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
+from ondevice_export.graph.convolution import Convolution, WindowRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs
 from ondevice_export.graph.matrix import gather, linear
@@ -68,8 +69,11 @@ class TargetGraph:
         self._config = config
         self._inputs = inputs = builder.inputs
         self._ids, self._wanted = inputs[graph_io.TOKEN_IDS], inputs[graph_io.WANTED]
-        masks = {kind: inputs[graph_io.mask(kind)] for kind in config.kinds}
+        masks = {kind: inputs[graph_io.mask(kind)] for kind in config.attention_kinds}
         self._rows = TokenRows(builder, inputs[graph_io.POSITIONS], masks, config)
+        self._window_rows: WindowRows | None = None
+        if config.convolves:
+            self._window_rows = WindowRows(builder, inputs[graph_io.CONVOLUTION_ROWS], config.window or 0)
         self._caches: dict[int, KeyValue] = {}
         table = weights.matrix(EMBEDDING, weights.formats.head)
         self.tokens = TokenMatrices(table, table if config.tied else weights.matrix(HEAD, weights.formats.head))
@@ -119,14 +123,22 @@ class TargetGraph:
             own = None
             if stream.per_layer is not None:
                 own = builder.op("Gather", stream.per_layer, builder.constant(np.array(index, np.int64)), axis=1)
-            attend = partial(self._attend, index, stream.rows)
-            hidden = decoder_layer(module, self._config.layers[index], stream.hidden, attend, own)
+            mix = partial(self._mix, index, stream.rows)
+            hidden = decoder_layer(module, self._config.layers[index], stream.hidden, mix, own)
         return _Stream(hidden, stream.per_layer, stream.rows)
 
-    def _attend(self, index: int, rows: TokenRows, module: Module, body: Attention, x: ir.Value) -> ir.Value:
-        attention = SelfAttention(module, body)
+    def _mix(self, index: int, rows: TokenRows, module: Module, body: Mixer, x: ir.Value) -> ir.Value:
+        if not isinstance(body, Attention):
+            assert self._window_rows is not None
+            convolution = Convolution(module.at("conv."), body, x)
+            return convolution.mix(self._window_rows, self._written(index, body, convolution.new_rows()))
+        attention = SelfAttention(module.at("self_attn."), body)
         if body.kv_source is None:
-            past = KeyValue(self._inputs[graph_io.past(index, "key")], self._inputs[graph_io.past(index, "value")])
-            new, write_index = attention.new_rows(x, rows), self._inputs[graph_io.write_index(body.kind)]
-            self._caches[index] = past.write(self._builder, new, write_index)
+            self._written(index, body, attention.new_rows(x, rows))
         return attention.attend(x, rows, self._caches[self._config.kv_source(index)])
+
+    def _written(self, index: int, body: Mixer, new: KeyValue) -> KeyValue:
+        """A layer's cache with the new rows."""
+        past = KeyValue(self._inputs[graph_io.past(index, "key")], self._inputs[graph_io.past(index, "value")])
+        self._caches[index] = past.write(self._builder, new, self._inputs[graph_io.write_index(body.kind)])
+        return self._caches[index]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle_format.decoder import Attention, Mixer
 from ondevice.engines.kv_cache import KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionOptions, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, SPAN, UNIT
@@ -30,6 +31,11 @@ class KernelUnits(Units):
     positions = UNIT
 
     def move(self, keys: NDArray[Any], values: NDArray[Any], source: NDArray[np.int64], first: int) -> None:
+        if keys.ndim == 2:  # halves of a convolution's rows, one behind the other
+            for half in (keys, values):
+                rows = half.reshape(len(half) * UNIT, -1)
+                rows[first : first + len(source)] = rows[source]
+            return
         assert keys.flags.c_contiguous
         assert values.flags.c_contiguous
         if min(first, source.min()) < 0 or max(first + len(source), source.max() + 1) > len(keys) * UNIT:
@@ -54,6 +60,13 @@ def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
     if kind == "fp16":
         return np.dtype((np.float16, (kv_heads, UNIT * head_dim)))
     return np.dtype((np.uint8, (kv_heads, UNIT * (head_dim + 4))))
+
+
+def cache_unit(kind: KVCacheType, own: Mixer) -> np.dtype[Any]:
+    """The dtype of a unit of a layer's keys, and of its values; or of each half of a convolution's rows, float32."""
+    if isinstance(own, Attention):
+        return unit_type(kind, own.kv_heads, own.head_dim)
+    return np.dtype((np.float32, (UNIT * own.kv_width,)))
 
 
 def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from typing import Self
 
@@ -38,7 +39,7 @@ from ondevice.engines.protocol import (
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
 from ondevice.engines.simd.buffers import Lease, OutputBuffer, OutputPool
-from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
+from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, cache_unit
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
@@ -111,13 +112,7 @@ class SimdEngine:
     def open_session(self) -> SimdSession:
         self._check_open()
         program, kind = self._program, self._cache_type
-        caches = make_caches(
-            self.target,
-            lambda own: unit_type(kind, own.kv_heads, own.head_dim),
-            self.most_rows,
-            VIEWS,
-            UNITS,
-        )
+        caches = make_caches(self.target, partial(cache_unit, kind), self.most_rows, VIEWS, UNITS)
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:

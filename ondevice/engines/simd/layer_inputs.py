@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers
-from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, unit_type
+from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, cache_unit
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.entries import read_groups
@@ -43,6 +44,8 @@ from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
 READ_TOGETHER = (
     HEADS,
     ("self_attn.o_proj",),
+    ("conv.in_proj",),
+    ("conv.out_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
     ("per_layer_input_gate",),
@@ -108,9 +111,8 @@ class LayerInputs:
         self._most_rows, self._threads = max(map(len, chunks)), threads
         self._sources = {target.kv_source(index) for index in range(target.first_shared_layer, self.layers)}
         self._places = {layer: place for place, layer in enumerate(target.kv_layers())}
-        bodies = [layer.attention for layer in target.layers]
-        head_dim = max(body.head_dim for body in bodies)
-        self._scratch = AttentionScratch(head_dim, max(body.heads for body in bodies), threads)
+        head_dim = max(own.head_dim for own in target.attention)
+        self._scratch = AttentionScratch(head_dim, max(own.heads for own in target.attention), threads)
         self._state = ForwardState(self._most_rows, target.frequencies(), BITS["fp16"])
         self._state.set_window(target.window)
         self._pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim))
@@ -144,9 +146,7 @@ class LayerInputs:
         steps = planner.plan(WHOLE, index, index + 1).exact
         readers = builder.inputs_of(layer)
         own, record = layer.source, SequenceRecord(self._places)
-        caches = make_caches(
-            self._target, lambda each: unit_type("fp16", each.kv_heads, each.head_dim), self._most_rows, VIEWS, UNITS
-        )
+        caches = make_caches(self._target, partial(cache_unit, "fp16"), self._most_rows, VIEWS, UNITS)
         for chunk in self._chunks:
             self._enter(chunk, index, planner, caches, record)
             start, rows = 0, len(chunk.tokens)
@@ -159,7 +159,7 @@ class LayerInputs:
             if index == 0:
                 self._write_embeddings(chunk, planner)
             if index in self._sources:
-                keys, values = caches[self._target.layers[own].attention.kind].parts(own)
+                keys, values = caches[self._target.layers[own].mixer.kind].parts(own)
                 units = -(-rows // UNITS.positions)
                 chunk.shared[own] = keys[:units].copy(), values[:units].copy()
             after_chunk()
@@ -218,7 +218,7 @@ class LayerInputs:
             cache.reserve(0, rows)
         record.follow(caches)
         if source != index:
-            parts = caches[self._target.layers[source].attention.kind].parts(source)
+            parts = caches[self._target.layers[source].mixer.kind].parts(source)
             for part, kept in zip(parts, chunk.shared[source], strict=True):
                 part[: len(kept)] = kept
         positions = np.arange(rows)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.decoder import Layer
+from ondevice.bundle_format.decoder import Attention, ExpertsConfig, Layer
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.bundle_format.model_config import ShortlistEntry as Clusters
@@ -39,7 +39,8 @@ class Experts:
     """The experts of a layer: feed-forward blocks of which every row uses the `top` with the best scores.
 
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
-    scores of the chosen experts, times the expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h));
+    scores of the chosen experts, or the sigmoid of its score divided by the sum of theirs; times the expert's `scale`.
+    Experts alone compute sum of weight * expert(pre_norm(h));
     beside `dense`, the output of the dense block, it is dense_norm(dense) + norm(that sum).
     """
 
@@ -63,6 +64,8 @@ class Experts:
     """float32[experts, 2 * inner]"""
     down_bias: Float32Array | None = None
     """float32[experts, width]"""
+    selection_bias: Float32Array | None = None
+    """float32[experts], added to the sigmoids of scores where experts are chosen; None if weights are a softmax."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ class DecoderLayer:
     matrices: dict[str, Matrix]
     """All matrices but the experts'."""
     floats: dict[str, Float32Array]
-    """Norms, biases, sinks, and `layer_scalar` float32[1]."""
+    """Norms, biases, sinks, taps of a convolution, and `layer_scalar` float32[1]."""
     experts: Experts | None
 
     def by_purpose(self) -> dict[str, list[Matrix]]:
@@ -89,6 +92,7 @@ class DecoderLayer:
         experts = [] if self.experts is None else [*self.experts.gate_up, *self.experts.down]
         return {
             "attention": named("self_attn."),
+            "convolution": named("conv."),
             "mlp": named("mlp."),
             "experts": experts,
             "per_layer": named("per_layer_"),
@@ -240,10 +244,16 @@ def _shortlist(
     return Shortlist(centroids, config.top, ids)
 
 
+def _selection_bias(config: ExpertsConfig, floats: dict[str, Float32Array]) -> Float32Array | None:
+    if config.scoring == "softmax":
+        return None
+    return floats["router.selection_bias"] if config.selection_bias else np.zeros(config.count, np.float32)
+
+
 def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: int) -> DecoderLayer:
     """Read a layer of a model of width `hidden`, whose tensors begin with a prefix."""
-    if config.attention.head_dim % 32:
-        raise UnsupportedGraphError(f"a head of {config.attention.head_dim} numbers is no multiple of 32")
+    if isinstance(own := config.mixer, Attention) and own.head_dim % 32:
+        raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is no multiple of 32")
     matrices, floats = dict[str, Matrix](), dict[str, Float32Array]()
     for name, shape in layer_shapes(config, hidden).items():
         if is_plain(name, shape):
@@ -268,5 +278,6 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             router_bias=floats.get("router.proj.bias"),
             gate_up_bias=floats.get("experts.gate_up_proj_bias"),
             down_bias=floats.get("experts.down_proj_bias"),
+            selection_bias=_selection_bias(found, floats),
         )
     return DecoderLayer(config, source, matrices, floats, experts)

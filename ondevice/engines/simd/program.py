@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.decoder import Decoder
+from ondevice.bundle_format.decoder import Attention, Decoder
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
@@ -23,7 +23,7 @@ from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
-from ondevice.engines.simd.plan.layer import KIND_NUMBERS
+from ondevice.engines.simd.plan.layer import cache_shape
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.engines.simd.threads import ThreadPool
@@ -76,8 +76,7 @@ class Program:
         self._pack = pack = open_pack(models.layout, models.files, threads, preparation)
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
-        cached = [config.layers[layer].attention for layer in self.caches]
-        self.cache_shapes = np.array([[KIND_NUMBERS[own.kind], own.kv_heads, own.head_dim] for own in cached], np.int64)
+        self.cache_shapes = np.array([cache_shape(config.layers[layer].mixer) for layer in self.caches], np.int64)
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
         new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)
@@ -95,11 +94,11 @@ class Program:
             kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
             for kind, each in models.heads.items()
         }
-        full = [(layer.source, own) for layer in looking if (own := layer.config.attention).kind == "full"]
-        self.looked_up = {source: (own.kv_heads, own.head_dim) for source, own in full}
+        full = [(layer.source, own) for layer in looking if (own := layer.config.mixer).kind == "full"]
+        self.looked_up = {source: (own.kv_heads, own.head_dim) for source, own in full if isinstance(own, Attention)}
         self.expert_layers = sum(layer.feed_forward.experts is not None for layer in config.layers)
         decoders: list[Decoder] = [config] if drafter is None else [config, drafter]
-        bodies = [layer.attention for decoder in decoders for layer in decoder.layers]
+        bodies = [own for decoder in decoders for own in decoder.attention]
         head_dim, heads = max(own.head_dim for own in bodies), max(own.heads for own in bodies)
         lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
         self.scratch = AttentionScratch(head_dim, heads, threads, lookups)

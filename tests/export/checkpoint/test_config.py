@@ -59,9 +59,9 @@ def test_e2b_layers() -> None:
     config = parse(FLAT["E2B"])
     assert config.first_shared_layer == 15
     assert (config.last_kv_layer("sliding"), config.last_kv_layer("full")) == (13, 14)
-    assert {config.layers[index].attention.kv_source for index in range(15, 35)} == {13, 14}
+    assert {config.attention[index].kv_source for index in range(15, 35)} == {13, 14}
     assert [config.layers[index].feed_forward.width for index in (14, 15)] == [6144, 12288]
-    assert [config.layers[index].attention.head_dim for index in (13, 14)] == [256, 512]
+    assert [config.attention[index].head_dim for index in (13, 14)] == [256, 512]
 
 
 def test_null_in_place_of_the_rotations_is_the_default() -> None:

@@ -184,11 +184,11 @@ def test_the_response_template_is_the_checkpoint_s_own_or_gemma_s(tmp_path: Path
 def test_manifest_describes_the_model(pair: Pair) -> None:
     manifest = Bundle.open(pair.bundle).manifest
     text = pair.target.config.get_text_config()
-    kinds = [f"{layer.attention.kind}_attention" for layer in manifest.target.layers]
+    kinds = [f"{layer.kind}_attention" for layer in manifest.target.attention]
     assert kinds == text.layer_types
-    for index, layer in enumerate(manifest.target.layers):
+    for index, attention in enumerate(manifest.target.attention):
         own = text.per_layer_config[index]
-        assert (layer.attention.kv_heads, layer.attention.head_dim) == (own.num_key_value_heads, own.head_dim)
+        assert (attention.kv_heads, attention.head_dim) == (own.num_key_value_heads, own.head_dim)
     assert len(manifest.target.kv_layers()) == text.num_hidden_layers - text.num_kv_shared_layers
     assert manifest.quantization.weights == "none"
     assert manifest.sources["target"].id == "target"

@@ -37,7 +37,7 @@ class TargetRunner:
         self.session = session(bundle / "target.onnx")
         self.caches = {
             graph_io.past(index, part): np.zeros(
-                (1, CACHE_ROWS, self.manifest.target.layers[index].attention.kv_width), np.float32
+                (1, CACHE_ROWS, self.manifest.target.layers[index].mixer.kv_width), np.float32
             )
             for index in self.manifest.target.kv_layers()
             for part in ("key", "value")

@@ -45,7 +45,7 @@ def test_target_signature(pair: Pair) -> None:
     target = Bundle.open(pair.bundle).manifest.target
     caches: Signature = {}
     for index in target.kv_layers():
-        own = target.layers[index].attention
+        own = target.layers[index].mixer
         rows = {"full": "Sf", "sliding": "Ss"}[own.kind]
         for part in ("key", "value"):
             caches[graph_io.past(index, part)] = (FLOAT, [1, rows, own.kv_width])
@@ -72,7 +72,7 @@ def test_drafter_signature(pair: Pair) -> None:
     assert manifest.drafter is not None
     caches = {}
     for index in manifest.drafter.kv_layers():
-        own = manifest.target.layers[index].attention
+        own = manifest.target.layers[index].mixer
         rows = {"full": "Sf", "sliding": "Ss"}[own.kind]
         for part in ("key", "value"):
             caches[f"past.{index}.{part}"] = (FLOAT, [1, rows, own.kv_width])

@@ -16,7 +16,7 @@ from ondevice.engines.simd.kernels.contract.slots import EXPERTS_READ
 from ondevice.engines.simd.kernels.contract.steps import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
 from ondevice.engines.simd.kernels.project import count_groups, read_group
 from ondevice.engines.simd.kernels.rows import best_of
 from ondevice.engines.simd.kernels.tables import dot
@@ -24,12 +24,15 @@ from ondevice.native.functions import kernel
 
 PART = 16
 """Experts that are scored together: their part of the router, 180 KB for 26B-A4B, stays in the cache for all rows."""
-_ZERO, _ALONE = np.float32(0.0), np.int64(1)
+_ZERO, _ONE, _ALONE = np.float32(0.0), np.float32(1.0), np.int64(1)
+LEAST_SCORE = np.float32(1e-30)
+"""Sigmoids of a row's experts count as this much at least: where all are 0, each has the same weight."""
 
 
 @kernel
 def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """scores = norm(h) @ router.T + bias, float32[rows, experts]; activations = quantised norm(h).
+    """scores = norm(h) @ router.T + bias, or the sigmoids of that, float32[rows, experts]; activations = quantised
+    norm(h).
 
     A unit of work is one row and PART experts.
     """
@@ -45,6 +48,8 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
             found = dot(step.weights + 4 * expert * width, at, width) * scale
             if step.bias:
                 found += read_f32(step.bias + 4 * expert)
+            if step.sigmoid:
+                found = max_lanes(full(_ONE) / (full(_ONE) + exp(full(-found))))
             write_f32(step.scores + 4 * (row * experts + expert), found)
         if part == 0:
             to = step.activations + row * line
@@ -64,8 +69,16 @@ def choose(words: np.ndarray, state: np.ndarray) -> None:
         write_i64(counts + 8 * expert, np.int64(0))
     for row in range(rows):
         own, weights = chosen + 8 * row * top, step.weights + 4 * row * top
-        best_of(step.scores + 4 * row * experts, experts, own, top)
-        share_out(step.scores + 4 * row * experts, own, top, step.scale, weights)
+        scores = step.scores + 4 * row * experts
+        if step.selection:
+            for expert in range(experts):
+                at = 4 * expert
+                write_f32(step.selection + at, read_f32(scores + at) + read_f32(step.selection_bias + at))
+            best_of(step.selection, experts, own, top)
+            divide(scores, own, top, step.scale, weights)
+        else:
+            best_of(scores, experts, own, top)
+            share_out(scores, own, top, step.scale, weights)
         for i in range(top):
             place = counts + 8 * read_i64(own + 8 * i)
             write_i64(place, read_i64(place) + 1)
@@ -101,6 +114,20 @@ def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> N
         write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)) - best)
     for i in range(0, top, LANES):
         store(weights + 4 * i, exp(load(weights + 4 * i)))
+    scale_to_one(chosen, top, scale, weights)
+
+
+@kernel
+def divide(scores: int, chosen: int, top: int, scale: int, weights: int) -> None:
+    """weights = the chosen scores divided by their sum, times the chosen experts' factors, float32[top]."""
+    for i in range(top):
+        write_f32(weights + 4 * i, max(read_f32(scores + 4 * read_i64(chosen + 8 * i)), LEAST_SCORE))
+    scale_to_one(chosen, top, scale, weights)
+
+
+@kernel
+def scale_to_one(chosen: int, top: int, scale: int, weights: int) -> None:
+    """weights = weights / their sum * the chosen experts' factors, float32[top]."""
     total = _ZERO
     for i in range(top):
         total += read_f32(weights + 4 * i)

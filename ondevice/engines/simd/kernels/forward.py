@@ -20,6 +20,7 @@ from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, 
 from ondevice.engines.simd.kernels.contract import slots, steps
 from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, RUN_TICKS, THREADS
 from ondevice.engines.simd.kernels.contract.steps import Attend
+from ondevice.engines.simd.kernels.convolution import convolve, move_product
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -150,6 +151,8 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
             candidate_logits(words, state, thread, threads)
         elif kind == steps.ACTIVATE:
             activate(words, state, thread, threads)
+        elif kind == steps.CONVOLVE:
+            convolve(words, state, thread, threads)
         wait_for_all(counters, thread, before + (i + 1) * threads)
     write_i64(own + 8 * RUN_TICKS, read_i64(own + 8 * RUN_TICKS) + ticks() - began)
 
@@ -319,9 +322,12 @@ def move_accepted(state: np.ndarray, row: int, place: int) -> None:
         shape = state[slots.CACHE_SHAPES] + 24 * cache
         first = read_i64(sequence + 8 * slots.LENGTH) - read_i64(sequence + 8 * (slots.BASE + read_i64(shape)))
         at = sequence + 8 * (slots.CACHES + 2 * cache)
-        keys, values = read_i64(at), read_i64(at + 8)
         heads, size = read_i64(shape + 8), read_i64(shape + 16)
-        move_row(state[slots.CACHE_BITS], keys, values, first + row, first + place, heads, size)
+        if heads:
+            keys, values = read_i64(at), read_i64(at + 8)
+            move_row(state[slots.CACHE_BITS], keys, values, first + row, first + place, heads, size)
+        else:
+            move_product(at, first + row, first + place, size)
 
 
 @kernel

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, LayerEmbedding
+from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, LayerEmbedding, Mixer, ShortConvolution
 from ondevice.bundle_format.graph_io import KINDS
 from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
@@ -24,7 +24,17 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.contract.attention_memory import MAX_PAIRS
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.contract.matrices import BLOCK, PAIRED_BYTES, TILE
-from ondevice.engines.simd.kernels.contract.steps import Attend, Choose, Head, LookUp, Mix, Residual, Score, Spread
+from ondevice.engines.simd.kernels.contract.steps import (
+    Attend,
+    Choose,
+    Convolve,
+    Head,
+    LookUp,
+    Mix,
+    Residual,
+    Score,
+    Spread,
+)
 from ondevice.engines.simd.model import DecoderLayer, DrafterModel, Experts, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
@@ -39,6 +49,13 @@ HEADS = QUERY, "self_attn.k_proj", "self_attn.v_proj"
 """Names of the projections of queries, keys and values among a layer's matrices."""
 
 
+def cache_shape(own: Mixer) -> tuple[int, int, int]:
+    """The shape of a layer's cache, as in `slots.CACHE_SHAPES`."""
+    if isinstance(own, Attention):
+        return KIND_NUMBERS[own.kind], own.kv_heads, own.head_dim
+    return KIND_NUMBERS[own.kind], 0, own.channels
+
+
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
     matrices, heads = layer.matrices, list[list[Matrix]]()
@@ -49,7 +66,9 @@ def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
             heads.append([matrix])
     for joined in heads:
         layout.add(*joined)
-    layout.add(matrices["self_attn.o_proj"])
+    for name in ("self_attn.o_proj", "conv.in_proj", "conv.out_proj"):
+        if name in matrices:
+            layout.add(matrices[name])
     if layer.config.feed_forward.width:
         gate, up = matrices["mlp.gate_proj"], matrices["mlp.up_proj"]
         if gate.joins(up):
@@ -123,8 +142,11 @@ class LayerPlanner:
         pairs = [4 * len(each) for each in model.config.rotary]
         self._rotary = [sum(pairs[:index]) for index in range(len(pairs))]
         """Offsets in bytes of the rotary embeddings in a row of cosines."""
-        bodies = [layer.config.attention for layer in model.layers]
+        bodies = model.config.attention
         projected = [own.query_width + 2 * own.kv_width for own in bodies]
+        projected += [
+            4 * own.channels for each in model.layers if isinstance(own := each.config.mixer, ShortConvolution)
+        ]
         projected += [layer.config.feed_forward.width for layer in model.layers]
         self.entry = builder.rows(width)
         self._scratch = builder.rows(max(width, *projected))
@@ -134,6 +156,7 @@ class LayerPlanner:
         """Weights of the norm of values."""
         self._zeros = builder.rows(width)
         self._biases: dict[DecoderLayer, list[Float32Array]] = {}
+        self._taps: dict[DecoderLayer, Float32Array] = {}
         heads = max((own.kv_heads for own in bodies if own.kind == "full"), default=0)
         units = 0 if lookup is None else (1 + lookup.most_units) * heads
         self._chosen = builder.buffers.bytes(8 * units * builder.most_rows)
@@ -176,10 +199,13 @@ class LayerPlanner:
         for block in layer.config.blocks:
             body, (before, after) = block.body, NORMS[block.body.type]
             reader: Matrix | None
-            if isinstance(body, Attention):
+            if isinstance(body, Mixer):
                 if index in path.without_attention:
                     continue
-                reader, add = layer.matrices[QUERY], partial(self._attention, layer, body, stream)
+                if isinstance(body, Attention):
+                    reader, add = layer.matrices[QUERY], partial(self._attention, layer, body, stream)
+                else:
+                    reader, add = layer.matrices["conv.in_proj"], partial(self._convolution, layer, body, stream)
             elif isinstance(body, FeedForward):
                 if index in path.without_mlp:
                     continue
@@ -243,6 +269,28 @@ class LayerPlanner:
         else:
             self._attend_to_chosen(attend, self._lookup)
         builder.project(row_set, output, self._inner, x, bias=norms.get("self_attn.o_proj.bias"))
+
+    def _convolution(self, layer: DecoderLayer, body: ShortConvolution, stream: Stream) -> None:
+        builder, row_set, x, stride = self._builder, stream.row_set, self._scratch, 16 * body.channels
+        entry, output = layer.matrices["conv.in_proj"], layer.matrices["conv.out_proj"]
+        if layer not in self._taps:  # the same array for every plan, as it is a constant
+            self._taps[layer] = np.ascontiguousarray(layer.floats["conv.conv"].T[::-1])
+        builder.project(row_set, entry, self.entry, x, stride=stride)
+        builder.add(
+            Convolve(
+                row_set,
+                x,
+                stride,
+                body.channels,
+                taps=builder.constant(self._taps[layer]),
+                window=body.window,
+                kind=KIND_NUMBERS[body.kind],
+                cache=2 * self._caches[layer.source],
+                activations=self._inner,
+                form=input_form(output),
+            )
+        )
+        builder.project(row_set, output, self._inner, x)
 
     def _bias(self, layer: DecoderLayer, widths: Sequence[int]) -> Sequence[Float32Array | None]:
         """The biases of queries, keys and values, as parts of the bytes that the packed matrices write."""
@@ -331,6 +379,7 @@ class ExpertsPlanner:
         self._groups = buffers.bytes(8 * (3 + 2 * count))
         self._pairs = buffers.bytes(8 * pairs)
         self._counts = buffers.bytes(8 * count)
+        self._selection = buffers.floats(count)
         self._alone = builder.rows(width)
         """Activations of all rows, each row laid out as a group of its own."""
         self._entry = buffers.bytes(pairs * width // BLOCK * PAIRED_BYTES)
@@ -367,6 +416,7 @@ class ExpertsPlanner:
                 activations=self._alone,
                 form=input_form(gate_up),
                 bias=0 if experts.router_bias is None else constant(experts.router_bias),
+                sigmoid=int(experts.selection_bias is not None),
             )
         )
         builder.add(
@@ -381,6 +431,8 @@ class ExpertsPlanner:
                 groups=groups,
                 pairs=self._pairs,
                 counts=self._counts,
+                selection=0 if experts.selection_bias is None else self._selection,
+                selection_bias=0 if experts.selection_bias is None else constant(experts.selection_bias),
             )
         )
         builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))

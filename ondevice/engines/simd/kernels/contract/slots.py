@@ -84,7 +84,8 @@ ROTARY = 49
 """Two slots: addresses of the cosines and sines of all positions from the newest token's on. With drafts COSINES and
 SINES are those of the rows, which are copied from here."""
 CACHE_SHAPES, CACHE_COUNT = 51, 52
-"""Address of int64[CACHE_COUNT, 3]: of each cache in a sequence's record, its kind, KV heads and numbers of a head."""
+"""Address of int64[CACHE_COUNT, 3]: of each cache in a sequence's record, its kind, KV heads and numbers of a head; for
+a convolution its kind, 0, and channels."""
 VERDICTS = 53
 """Address of int64[MOST_RUNS, 5], a result: the fields of `DraftVerdict` of each run."""
 DRAFT_TICKS, FORWARD_TICKS = 54, 55

@@ -12,7 +12,7 @@ which stand in the place of the tuple. These fields mean the same in every layou
   bytes to the next row's; `size` is the numbers in a head, `kind` the kind of attention (0 full, 1 sliding), and
   `cache` the index, from CACHES on, of the keys' address in a sequence's record; the values' address is the next.
 
-Layouts come by family: rows, matrices, shortlists of tokens, experts, attention.
+Layouts come by family: rows, matrices, shortlists of tokens, experts, attention, convolutions.
 """
 
 from __future__ import annotations
@@ -297,7 +297,9 @@ class CandidateLogits(NamedTuple):
 
 
 class Score(NamedTuple):
-    """scores = norm(h) @ router.T + bias; activations = quantised norm(h), for the experts that will be chosen."""
+    """scores = norm(h) @ router.T + bias, or the sigmoids of that; activations = quantised norm(h), which the experts
+    read.
+    """
 
     row_set: int
     h: int
@@ -317,10 +319,16 @@ class Score(NamedTuple):
     """The form that the experts' matrices need."""
     bias: int
     """Address of float32[experts]; 0 to add nothing."""
+    sigmoid: int
+    """1 for sigmoids."""
 
 
 class Choose(NamedTuple):
-    """Choose the experts of each row, and sort all pairs of row and expert by expert."""
+    """Choose the experts of each row, and sort all pairs of row and expert by expert.
+
+    The weights of a row's experts are the softmax of their scores. With `selection` they are the scores divided by
+    their sum, and experts are chosen by score + selection_bias.
+    """
 
     row_set: int
     scores: int
@@ -342,6 +350,10 @@ class Choose(NamedTuple):
     """Address of int64[rows * top], the row of each pair."""
     counts: int
     """Address of int64[experts], working memory."""
+    selection: int = 0
+    """Address of float32[experts], working memory; 0 for a softmax."""
+    selection_bias: int = 0
+    """Address of float32[experts]; 0 with a `selection` of 0."""
 
 
 class Spread(NamedTuple):
@@ -441,6 +453,35 @@ class Attend(NamedTuple):
     """All as in `LookUp`."""
 
 
+# The step of short convolutions.
+
+
+class Convolve(NamedTuple):
+    """activations = C * (the sum over j < window of tap j times the product B * x of j positions before), quantised.
+
+    A row's own product is written to its sequence's cache.
+    """
+
+    row_set: int
+    x: int
+    """Address of the first row's B, C and x, float32[3, channels], and of as many numbers of working memory behind
+    each."""
+    stride: int
+    """Bytes to the next row's, 16 * channels at least."""
+    channels: int
+    taps: int
+    """Address of float32[window, channels], the tap of a row's own position first."""
+    window: int
+    kind: int
+    """Kind of attention whose cache has the same positions: 1, sliding."""
+    cache: int
+    """Index, from CACHES on, of the address of the products' first halves, float32[positions, channels / 2]; the
+    address of the second ones is the next."""
+    activations: int
+    """Address of the activations [rows, channels] that are written."""
+    form: int
+
+
 KernelStep = (
     Embed
     | Residual
@@ -459,11 +500,14 @@ KernelStep = (
     | Spread
     | Mix
     | Activate
+    | Convolve
 )
 
 LAYOUTS: tuple[type[KernelStep], ...] = get_args(KernelStep)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
-CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
+CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE, CONVOLVE = range(
+    8, 18
+)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
 WIDTH = 20
 """Numbers int64 in a row of a plan."""

@@ -1,0 +1,71 @@
+"""Short convolutions over the rows of a cache, which is updated in place as that of attention is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ondevice.bundle_format.decoder import ShortConvolution
+from ondevice_export.graph.attention import KeyValue
+from ondevice_export.graph.graph_builder import GraphBuilder
+from ondevice_export.graph.weights import Module
+
+
+class WindowRows:
+    """The cache rows [T, window] that each row sums over, as `graph_io` describes them.
+
+    The nodes that all layers need are added to the graph once.
+    """
+
+    def __init__(self, builder: GraphBuilder, rows: ir.Value, window: int) -> None:
+        self._builder = builder
+        columns = [builder.op("Gather", rows, builder.constant(np.array(j)), axis=1) for j in range(window)]
+        zero, one = (builder.constant(np.array(number)) for number in (0, 1))
+        self._places = [builder.op("Clip", column, zero) for column in columns]
+        there = [builder.op("Add", builder.op("Clip", column, None, zero), one) for column in columns]
+        self._factors = [builder.op("Cast", builder.reshape(each, -1, 1), to=ir.DataType.FLOAT) for each in there]
+        """[T, 1], 0 for positions before the first one."""
+
+    def sum(self, cache: ir.Value, width: int, taps: Sequence[ir.Value]) -> ir.Value:
+        """The sum over j of tap j [width] times the cache row of column j: [1, S, width] -> [T, width]."""
+        builder = self._builder
+        flat = builder.reshape(cache, -1, width)
+        total = None
+        for place, factor, tap in zip(self._places, self._factors, taps, strict=True):
+            found = builder.op("Mul", builder.op("Gather", flat, place, axis=0), builder.op("Mul", factor, tap))
+            total = found if total is None else builder.op("Add", total, found)
+        assert total is not None
+        return total
+
+
+class Convolution:
+    """The short convolution of one layer (`ShortConvolution`)."""
+
+    def __init__(self, module: Module, body: ShortConvolution, x: ir.Value) -> None:
+        """
+        x : the block's input, [T, H]
+        """
+        self._module, self._body, self._builder = module, body, module.builder
+        inner, self._gate, values = self._builder.ops(
+            "Split", module.linear(x, "in_proj"), axis=-1, num_outputs=3, outputs=3
+        )
+        self._products = self._builder.op("Mul", inner, values)
+
+    def new_rows(self) -> KeyValue:
+        """The halves of the T new rows of the cache, each [1, T, channels / 2]."""
+        halves = self._builder.ops("Split", self._products, axis=-1, num_outputs=2, outputs=2)
+        return KeyValue(*(self._builder.op("Unsqueeze", half, self._builder.integers(0)) for half in halves))
+
+    def mix(self, rows: WindowRows, cache: KeyValue) -> ir.Value:
+        """The block's output, [T, H]."""
+        builder, window = self._builder, self._body.window
+        taps = builder.ops("Split", self._module.vector("conv.weight"), axis=0, num_outputs=2, outputs=2)
+        last_first = [builder.constant(np.array(window - 1 - j)) for j in range(window)]
+        halves = [
+            rows.sum(part, self._body.kv_width, [builder.op("Gather", own, column, axis=1) for column in last_first])
+            for part, own in zip((cache.key, cache.value), taps, strict=True)
+        ]
+        mixed = builder.op("Mul", self._gate, builder.op("Concat", *halves, axis=-1))
+        return self._module.linear(mixed, "out_proj")
