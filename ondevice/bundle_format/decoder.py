@@ -131,7 +131,7 @@ class ExpertsConfig:
     bias: bool = False
     """Whether the router's and the experts' projections have a bias."""
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores become weights: by the softmax of a token's experts, or as sigmoid(score), divided by their sum."""
+    """How scores become weights: by the softmax of a token's experts, or as sigmoids divided by their sum + 1e-6."""
     selection_bias: bool = False
     """Whether each expert has a number that is added to the sigmoid of its score where experts are chosen, and only
     there."""

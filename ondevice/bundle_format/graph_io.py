@@ -84,11 +84,10 @@ OPSETS = {"": 24, "com.microsoft": 1}
 OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset({
         "Abs", "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos",
-        "Div", "Equal", "Expand", "Gather", "GatherElements", "Gelu", "Gemm", "LayerNormalization", "Log", "MatMul",
-        "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax", "ReduceSum",
-        "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub",
-        "Tanh",
-        "TensorScatter", "TopK", "Transpose", "Unsqueeze",
+        "Div", "Equal", "Expand", "Gather", "GatherElements", "Gelu", "Gemm", "LayerNormalization", "LogSoftmax",
+        "MatMul", "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax",
+        "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax",
+        "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
     "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention"}),
 }  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.config import FULL, SLIDING
+from ondevice_export.checkpoint.config import CONVOLUTION, FULL, SLIDING
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
 
@@ -100,6 +100,7 @@ class Architecture:
         layer: names of a layer's tensors in the file, without `blk.N.`, and on the hub, without `model.layers.N.`.
         model: names of further tensors, in the file and on the hub.
         interleaved: whether the rows of queries and keys are in the order of interleaved rotation.
+        convolves: whether a layer without KV heads has a convolution in place of attention.
     """
 
     hub: str
@@ -107,6 +108,7 @@ class Architecture:
     layer: Mapping[str, str]
     model: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
+    convolves: bool = False
 
     def config(self, metadata: Metadata) -> dict[str, Any]:
         """The configuration as a `config.json` of the hub.
@@ -120,6 +122,7 @@ class Architecture:
         if not metadata.flag("attention.causal", True):
             raise CheckpointError(f"{metadata.origin}: attention.causal is false, this is no language model")
         hidden = metadata.integer("embedding_length", 0)
+        kv_heads = metadata.per_layer("attention.head_count_kv", heads[0], minimum=0 if self.convolves else 1)
         fields = {
             "architectures": [self.hub],
             "vocab_size": metadata.rows("token_embd.weight"),
@@ -127,7 +130,7 @@ class Architecture:
             "intermediate_size": min(metadata.per_layer("feed_forward_length")),
             "num_hidden_layers": metadata.layers,
             "num_attention_heads": heads[0],
-            "num_key_value_heads": metadata.per_layer("attention.head_count_kv", heads[0])[0],
+            "num_key_value_heads": next(filter(None, kv_heads), heads[0]),
             "head_dim": _head_dim(metadata),
             "rms_norm_eps": metadata.decimal("attention.layer_norm_rms_epsilon", 1e-6),
             "max_position_embeddings": metadata.integer("context_length", 0),
@@ -267,6 +270,48 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
         "intermediate_size": metadata.integer("expert_feed_forward_length", 0),
         "alternating_experts": False,
+    }
+
+
+def _lfm2(metadata: Metadata) -> dict[str, Any]:
+    """The dense models of LFM2; layers without KV heads have a convolution."""
+    kv_heads = metadata.per_layer("attention.head_count_kv", minimum=0)
+    if len(set(kv_heads) - {0}) != 1:
+        raise CheckpointError(
+            f"{metadata.origin}: layers with different numbers of KV heads, or none, are not supported"
+        )
+    if metadata.integer("attention.sliding_window", 0, minimum=0):
+        raise CheckpointError(f"{metadata.origin}: attention.sliding_window beside convolutions is not supported")
+    return {
+        **_without_window(metadata, _rope(metadata)),
+        "layer_types": [FULL if each else CONVOLUTION for each in kv_heads],
+        "norm_eps": metadata.decimal("attention.layer_norm_rms_epsilon", 1e-5),
+        "conv_L_cache": metadata.integer("shortconv.l_cache", 0),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+_SIGMOID = 2
+"""The gating function of `expert_gating_func` (`enum llama_expert_gating_func_type`)."""
+
+
+def _lfm2_mixture(metadata: Metadata) -> dict[str, Any]:
+    """As llama.cpp computes it, the weights of a token's experts are normalised."""
+    gating = metadata.integer("expert_gating_func", 0)
+    if gating != _SIGMOID or metadata.positive("expert_weights_scale") not in (None, 1.0):
+        raise CheckpointError(
+            f"{metadata.origin}: experts of the gating function {gating}, or scaled, are not supported"
+        )
+    return {
+        **_lfm2(metadata),
+        "num_dense_layers": metadata.integer("leading_dense_block_count", 0, minimum=0),
+        "num_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     }
 
 
@@ -467,15 +512,45 @@ _GPT_OSS = {
     **{f"ffn_{name}_exps.weight": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")},
     **{f"ffn_{name}_exps.bias": f"mlp.experts.{name}_proj_bias" for name in ("gate", "up", "down")},
 }
-MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_MIXTURE) for file, hub in names.items()}
+_LFM_2 = {
+    "attn_norm.weight": "operator_norm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.out_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_layernorm.weight",
+    "attn_k_norm.weight": "self_attn.k_layernorm.weight",
+    "shortconv.conv.weight": "conv.conv.weight",
+    "shortconv.in_proj.weight": "conv.in_proj.weight",
+    "shortconv.out_proj.weight": "conv.out_proj.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "ffn_gate.weight": "feed_forward.w1.weight",
+    "ffn_up.weight": "feed_forward.w3.weight",
+    "ffn_down.weight": "feed_forward.w2.weight",
+}
+_LFM_2_MIXTURE = {
+    **_LFM_2,
+    "ffn_gate_inp.weight": "feed_forward.gate.weight",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps.weight": "feed_forward.experts.gate_proj",
+    "ffn_up_exps.weight": "feed_forward.experts.up_proj",
+    "ffn_down_exps.weight": "feed_forward.experts.down_proj",
+}
+MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_MIXTURE, _LFM_2_MIXTURE) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
-MATRICES["mlp.experts.gate_up_proj"] = "ffn_gate_exps.weight"  # gate and up have the same inputs
+for _block in ("mlp", "feed_forward"):  # gate and up have the same inputs
+    MATRICES[f"{_block}.experts.gate_up_proj"] = "ffn_gate_exps.weight"
 
 _PER_LAYER = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
+_MODEL_OF_LFM_2 = {
+    **_MODEL,
+    **dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight"),
+}
+"""Conversions have named the last norm after the embedding, as the hub does."""
 _NEXTN = {
     "nextn.pre_projection.weight": "pre_projection.weight",
     "nextn.post_projection.weight": "post_projection.weight",
@@ -489,6 +564,8 @@ ARCHITECTURES = {
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
+    "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),

@@ -67,7 +67,7 @@ def _split_by(pattern: str) -> list[dict[str, Any]]:
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
 
 
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2")
 _QWEN_2 = ("qwen2", "deepseek-r1-qwen")
 """Names of one pre-tokenizer each."""
 

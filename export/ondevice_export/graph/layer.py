@@ -120,8 +120,8 @@ def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.
     return builder.op("Gelu", x, approximate="tanh")
 
 
-_LEAST_SCORE = 1e-30
-"""Sigmoids of a row's experts count as this much at least: where all are 0, each has the same weight."""
+_ADDED = 1e-6
+"""Added to the sum of a row's sigmoids (Lfm2MoeTopKRouter)."""
 
 Routes = tuple[ir.Value, ir.Value]
 """Weights [T, top] and expert indices [T, top] of each row, the best expert first."""
@@ -158,8 +158,7 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     """The experts of each row with the best scores, `proj(x)`, and their weights: the softmax of these scores
     (GptOssTopKRouter), or their sigmoids divided by the sum of these (Lfm2MoeTopKRouter).
 
-    The latter are the softmax of the sigmoids' logarithms; the 1e-6 that transformers adds to the sum is left out. The
-    softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
+    The softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
     Runtime sums a row of 5 numbers, or 6 or 7, in an order that depends on the row's address.
     """
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
@@ -167,15 +166,27 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     if config.bias:
         scores = builder.op("Add", scores, own.vector("proj.bias"))
     if config.scoring == "sigmoid":
-        scores = selected = builder.op("Sigmoid", scores)
+        selected = builder.op("Sigmoid", scores)
         if config.selection_bias:
-            selected = builder.op("Add", scores, own.vector("selection_bias"))
+            selected = builder.op("Add", selected, own.vector("selection_bias"))
         chosen = builder.ops("TopK", selected, builder.integers(config.top), axis=-1, outputs=2)[1]
-        found = builder.op("GatherElements", scores, chosen, axis=-1)
-        best = builder.op("Log", builder.op("Clip", found, builder.scalar(_LEAST_SCORE)))
-    else:
-        best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
+        return _divided(builder, builder.op("GatherElements", scores, chosen, axis=-1), config.top), chosen
+    best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
     return builder.op("Softmax", best, axis=-1), chosen
+
+
+def _divided(builder: GraphBuilder, scores: ir.Value, top: int) -> ir.Value:
+    """sigmoid(scores) / (their sum + 1e-6), [T, top]: the softmax of the logarithms of these numbers and of 1e-6.
+
+    A logarithm of a sigmoid is that of one of two softmax weights. ONNX Runtime's `Log` rounds the last numbers of a
+    tensor, which fill no vector, in another way than those before them, so that a row would depend on others.
+    """
+    pairs = builder.op("Pad", builder.reshape(scores, -1, top, 1), builder.integers(0, 0, 0, 0, 0, 1))
+    logarithms = builder.op("LogSoftmax", pairs, axis=-1)
+    first = builder.op("Gather", logarithms, builder.constant(np.array(0)), axis=-1)
+    shifted = builder.op("Sub", first, builder.scalar(np.log(_ADDED)))
+    weights = builder.op("Softmax", builder.op("Pad", shifted, builder.integers(0, 0, 0, 1)), axis=-1)
+    return builder.op("Slice", weights, builder.integers(0), builder.integers(top), builder.integers(1))
 
 
 def _sorted(builder: GraphBuilder, numbers: ir.Value) -> ir.Value:

@@ -24,6 +24,8 @@ _ARCHITECTURES = {
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "mistral3": gguf.MODEL_ARCH.MISTRAL3,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
@@ -89,6 +91,7 @@ def write_gguf(
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
         plain = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
+        plain += ("feed_forward.gate.weight", "conv.conv.weight")
         if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(plain):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
@@ -101,7 +104,7 @@ def write_gguf(
 
 
 def _separate(architecture: str, state: State) -> State:
-    """Gate and up of experts apart from each other, as the conversions of Qwen3's mixtures and of gpt-oss leave them.
+    """Gate and up of experts apart from each other, as the conversions of most mixtures leave them.
 
     Experts of gpt-oss are transposed, and gate and up alternate; the conversion names biases `gate_proj.bias`.
     """
@@ -110,7 +113,7 @@ def _separate(architecture: str, state: State) -> State:
     for full, tensor in state.items():
         turned = alternate and "experts." in full and tensor.ndim == 3
         name, values = full.replace("_proj_bias", "_proj.bias"), tensor.swapaxes(1, 2) if turned else tensor
-        if architecture in {"qwen3moe", "gpt-oss"} and "gate_up_proj" in name:
+        if architecture in {"qwen3moe", "gpt-oss", "lfm2moe"} and "gate_up_proj" in name:
             halves = (values[:, ::2], values[:, 1::2]) if alternate else np.split(values, 2, axis=1)
             for part, half in zip(("gate", "up"), halves, strict=True):
                 found[name.replace("gate_up", part)] = half
@@ -160,6 +163,8 @@ def _own_name(name: str, names: Any) -> str:
     if rest in _UNMAPPED:
         return f"blk.{name.split('.')[2]}.{_UNMAPPED[rest]}" if rest != name else _UNMAPPED[rest]
     suffix = "." + name.rsplit(".", 1)[1] if name.endswith((".weight", ".bias")) else ".weight"
+    if name.endswith("expert_bias"):
+        suffix, name = ".bias", f"{name}.bias"
     own = names.get_name(name.removesuffix(suffix))
     assert own is not None, name
     return f"{own}{suffix}"
@@ -171,7 +176,7 @@ def _converted(architecture: str, name: str, values: NDArray[np.float32], config
     if architecture in {"llama", "mistral3", "granite"} and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
-    return values
+    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
 def _describe(writer: Any, architecture: str, config: Any) -> None:
@@ -179,12 +184,15 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps if architecture.startswith("lfm2") else config.rms_norm_eps)
     if architecture.startswith("gemma4"):
         _describe_gemma4(writer, config)
         return
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture.startswith("lfm2"):
+        _describe_lfm2(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     if (head_dim := getattr(config, "head_dim", None)) is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -219,6 +227,18 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
+
+
+def _describe_lfm2(writer: Any, config: Any) -> None:
+    """As `LFM2Model` and `LFM2MoeModel` of llama.cpp."""
+    writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def _describe_longrope(writer: Any, config: Any) -> None:

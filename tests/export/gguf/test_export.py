@@ -280,7 +280,7 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3")),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe")),
         ("phi3", 200),
     ],
 )
@@ -298,6 +298,8 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
         "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config),
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
+        "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
+        "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
@@ -329,6 +331,11 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
     if architecture == "qwen3moe":
         sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
         fields |= {**sizes, "norm_topk_prob": True, "bos_token_id": None, "eos_token_id": None}
+    if architecture.startswith("lfm2"):
+        kinds = ["conv", "conv", "full_attention", "conv", "full_attention", "conv", "conv"]
+        fields |= {"hidden_size": 128, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    if architecture == "lfm2moe":
+        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
     if architecture == "gemma3":
         fields |= {"sliding_window": 16, "query_pre_attn_scalar": 32, "rms_norm_eps": 1e-6}
     model = random_model(made(configured(**fields)))

@@ -25,8 +25,8 @@ from ondevice.native.functions import kernel
 PART = 16
 """Experts that are scored together: their part of the router, 180 KB for 26B-A4B, stays in the cache for all rows."""
 _ZERO, _ONE, _ALONE = np.float32(0.0), np.float32(1.0), np.int64(1)
-LEAST_SCORE = np.float32(1e-30)
-"""Sigmoids of a row's experts count as this much at least: where all are 0, each has the same weight."""
+_ADDED = np.float32(1e-6)
+"""Added to the sum of a row's sigmoids (Lfm2MoeTopKRouter)."""
 
 
 @kernel
@@ -114,21 +114,21 @@ def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> N
         write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)) - best)
     for i in range(0, top, LANES):
         store(weights + 4 * i, exp(load(weights + 4 * i)))
-    scale_to_one(chosen, top, scale, weights)
+    normalise(chosen, top, scale, weights, _ZERO)
 
 
 @kernel
 def divide(scores: int, chosen: int, top: int, scale: int, weights: int) -> None:
-    """weights = the chosen scores divided by their sum, times the chosen experts' factors, float32[top]."""
+    """weights = the chosen scores divided by their sum + 1e-6, times the chosen experts' factors, float32[top]."""
     for i in range(top):
-        write_f32(weights + 4 * i, max(read_f32(scores + 4 * read_i64(chosen + 8 * i)), LEAST_SCORE))
-    scale_to_one(chosen, top, scale, weights)
+        write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)))
+    normalise(chosen, top, scale, weights, _ADDED)
 
 
 @kernel
-def scale_to_one(chosen: int, top: int, scale: int, weights: int) -> None:
-    """weights = weights / their sum * the chosen experts' factors, float32[top]."""
-    total = _ZERO
+def normalise(chosen: int, top: int, scale: int, weights: int, added: float) -> None:
+    """weights = weights / (their sum + added) * the chosen experts' factors, float32[top]."""
+    total = added
     for i in range(top):
         total += read_f32(weights + 4 * i)
     for i in range(top):
