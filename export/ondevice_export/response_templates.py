@@ -63,6 +63,26 @@ _QWEN_3 = {
     },
 }
 
+_LFM_2: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open": "<|tool_call_start|>",
+            "close": "<|tool_call_end|>",
+            "repeats": True,
+            "content": "python_calls",
+            "transform_each": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+        },
+        "content": {"close": ["<|im_end|>", "<|endoftext|>"], "content": "text"},
+    },
+}
+"""LFM2 and LFM2.5, whose calls are a list as in Python, or one of objects where a system message asks for JSON. Where
+the tokenizer has no control tokens for thoughts, letters enclose them.
+"""
+
 _LLAMA_3: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -172,6 +192,7 @@ TEMPLATES = (
     Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),
+    Known(("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"), _LFM_2),
     Known(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
     Known(("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"), _DEEPSEEK_R1),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"), _MISTRAL_THINKING),

@@ -282,7 +282,7 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """A call with its arguments as a mapping: templates write them one by one, and refuse a string."""
+    """A call with its arguments as a mapping: templates write them one by one, and refuse a string, or none."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise PromptError(f'{place} is no {{"function": {{"name": ..., "arguments": ...}}}} but {shown(call, 60)}')
@@ -294,4 +294,4 @@ def _call(call: Any, place: str) -> dict[str, Any]:
             raise PromptError(f"{place} has arguments that are no JSON: {reason(error)}") from error
     if arguments is not None and not isinstance(arguments, dict):
         raise PromptError(f"{place} has arguments that are no JSON object: {shown(arguments, 60)}")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}

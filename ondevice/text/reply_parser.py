@@ -2,7 +2,7 @@
 
 The format of `response_template.json` is transformers' (`utils/chat_parsing`): named fields with an opening and a
 closing delimiter; one field without an opening takes all other text. Supported are the fields `content`, `tool_calls`
-and the thoughts, by any of their names, as text and JSON.
+and the thoughts, by any of their names, as text and JSON, and calls as a list of Python, which `python_calls` names.
 
 Inside this file a control token is one private-use character, so delimiters that are control tokens match only control
 tokens: a model that writes `<|tool_call>` letter by letter, because a prompt injection asked for it, calls nothing.
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ondevice.errors import BundleCorruptError, reason
+from ondevice.text.call_values import json_value, python_calls
 from ondevice.text.messages import THOUGHTS, ToolCall
 from ondevice.text.tokenizer import Tokenizer
 
 ANSWER, CALLS = "content", "tool_calls"
+PYTHON = "python_calls"
+"""Content of a field of calls that are a list as in Python; transformers knows none of this name."""
+
 VERSION = 1
 
 MAX_BYTES = 1 << 20
@@ -42,12 +45,6 @@ PRIVATE = re.compile(f"[{chr(CONTROL)}-{chr(CONTROL + MAX_CONTROLS - 1)}]")
 
 TAIL = 64
 """Tokens at a prompt's end in which the beginning of the reply is looked for first."""
-
-MOST = sys.float_info.max
-
-HALF = re.compile(r"(?i)(?P<whole>\\\\|\\ud[89ab][\da-f]{2}\\ud[c-f][\da-f]{2})|\\ud[89a-f][\da-f]{2}", re.ASCII)
-"""Half a surrogate pair as JSON writes it, which is no text that could be sent; and what looks like it: an escaped
-backslash, or a whole pair."""
 
 TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 FIELD_KEYS = {
@@ -98,6 +95,8 @@ class ReplyParser:
         """Text between an earlier part of the current field and this one, which has no text yet."""
         self._is_header = False
         """Whether the current field is an answer that may still turn out to be the header of a message."""
+        self._is_first = True
+        """Whether nothing but white space has been said."""
         self._begin(template.rest, template.start)
         self._feed(begun, last=False)
         self._part.drop()
@@ -195,8 +194,12 @@ class ReplyParser:
         return place if self._may_begin(field, text[at:place]) else len(text)
 
     def _may_begin(self, field: Field | None, before: str) -> bool:
-        """Whether a field may begin behind this text of the current one: a header has nothing before it."""
-        return field is None or not self._is_header or not PRIVATE.sub("", before).strip()
+        """Whether a field may begin behind this text of the current one: a header has nothing before it, and thoughts
+        nothing in the whole reply where letters open them, which an answer may spell.
+        """
+        if field is None or not (self._is_header or field.comes_first):
+            return True
+        return (self._is_header or self._is_first) and not PRIVATE.sub("", before).strip()
 
     def _inside(self, text: str) -> Parsed:
         """Take text of the current field."""
@@ -204,10 +207,12 @@ class ReplyParser:
             return Parsed()
         if self._field.name == CALLS:
             self._body += text
+            self._is_first = False
             return Parsed()
         text = self._part.feed(PRIVATE.sub("", text))
         if text:
             self._is_header = False
+            self._is_first = self._is_first and not text.strip()
             self._said.add(self._field.name)
             text, self._before = self._before + text, ""
         return Parsed(text) if self._field.name == ANSWER else Parsed(reasoning=text)
@@ -363,20 +368,24 @@ class Field:
 
     Attributes:
         opening: None for the field of all text that no other field has.
+        comes_first: whether it is the beginning of a reply or nothing: thoughts that no control token opens, once.
         closing: None for a field that goes on to its next opening, or to the end of the reply.
         strip: whether white space at both ends is left out.
         join: text between the parts of a field that is opened several times; None for none, and for parts as they are.
+        is_python: whether the calls are a list as in Python, not JSON.
         unquoted_keys: whether keys of JSON may be bare words.
         string_marks: pairs of marks around strings of JSON, in which nothing is escaped.
-        transform: the shape of a call, with `{content}` for the JSON and `{name}` for groups of the opening.
-        transform_each: whether the JSON is a list of calls.
+        transform: the shape of a call, with `{content}` for the value and `{name}` for groups of the opening.
+        transform_each: whether the value is a list of calls.
     """
 
     name: str
     opening: Delimiter | None
+    comes_first: bool
     closing: Delimiter | None
     strip: bool
     join: str | None
+    is_python: bool
     unquoted_keys: bool
     string_marks: list[tuple[str, str]]
     transform: Any
@@ -393,14 +402,18 @@ class Field:
         if name not in (ANSWER, CALLS, *THOUGHTS):
             raise ValueError(f"the field {name!r:.99} is not understood")
         kind, args = spec.get("content", "text"), dict(spec.get("content_args", {}))
-        if kind != ("json" if name == CALLS else "text"):
+        if kind not in (("json", PYTHON) if name == CALLS else ("text",)):
             raise ValueError(f"the field {name} holds {kind!r:.99}, which is not understood")
+        opening = _delimiter(spec, "open")
+        is_spelled = opening is not None and opening.is_spelled
         return cls(
             name,
-            _delimiter(spec, "open"),
-            _delimiter(spec, "close"),
+            opening,
+            comes_first=name in THOUGHTS and is_spelled and not spec.get("repeats"),
+            closing=_delimiter(spec, "close"),
             strip=bool(args.get("strip", True)),
             join=None if spec.get("join") is None else str(spec["join"]),
+            is_python=kind == PYTHON,
             unquoted_keys=bool(args.get("unquoted_keys", False)),
             string_marks=[(str(opening), str(closing)) for opening, closing in args.get("string_delims", [])],
             transform=spec.get("transform", "{content}"),
@@ -418,46 +431,12 @@ class Field:
                 transform names.
         """
         marks = "".join(mark for pair in self.string_marks for mark in pair)
-        value = self._json(PRIVATE.sub(lambda found: found[0] if found[0] in marks else "", body))
+        text = PRIVATE.sub(lambda found: found[0] if found[0] in marks else "", body)
+        value = (
+            python_calls(text) if self.is_python else json_value(text, self.string_marks, bare_keys=self.unquoted_keys)
+        )
         scopes = [{**groups, **item} for item in value] if self.transform_each else [{**groups, "content": value}]
         return tuple(_call(_transformed(self.transform, scope)) for scope in scopes)
-
-    def _json(self, text: str) -> Any:
-        """Read JSON as models write it, by rewriting marked strings and bare keys as JSON has them."""
-        marks = [(re.escape(opening), re.escape(closing)) for opening, closing in self.string_marks]
-        strings = [f"{opening}(?P<string{n}>.*?){closing}" for n, (opening, closing) in enumerate(marks)]
-        # a string without an end is searched for once, not again at each opening behind it
-        openings = "|".join(['"', *(opening for opening, _ in marks)])
-        apart = rf'[^"\[\]{{}},:{PRIVATE.pattern[1:-1]}]'
-        key = [rf"(?<=[{{,])(?P<key>{apart}+)(?=:)"] if self.unquoted_keys else []
-        pattern = "|".join(
-            [*strings, r'"(?:\\.|[^"\\])*"', f"(?P<endless>(?:{openings}).*)", *key, r"(?P<space>\s+)", r"\w+"]
-        )
-
-        def written(found: re.Match[str]) -> str:
-            if found["space"]:
-                return " "  # JSON knows fewer kinds of white space
-            groups = {name: value for name, value in found.groupdict().items() if value is not None}
-            if "endless" in groups:
-                raise ValueError("a string without an end")
-            if "key" in groups:
-                return json.dumps(groups["key"].strip())
-            return json.dumps(next(iter(groups.values()))) if groups else found[0]
-
-        text = HALF.sub(lambda found: found["whole"] or r"\ufffd", re.sub(pattern, written, text, flags=re.DOTALL))
-        try:
-            return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-        except RecursionError as error:
-            raise ValueError("too many lists in each other") from error
-
-
-def _finite(text: str) -> float:
-    """The number in a text of JSON. One beyond the largest is that: JSON has no word for infinity."""
-    return max(-MOST, min(float(text), MOST))
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _transformed(transform: Any, scope: Mapping[str, Any]) -> Any:
@@ -508,6 +487,8 @@ class Delimiter:
         self._begun = re.compile(f"(?:{piece.begun})\\Z", re.DOTALL)
         if self._whole.fullmatch(""):
             raise ValueError(f"the pattern {pattern!r:.99} matches nothing at all")
+        self.is_spelled = PRIVATE.search(pattern) is None
+        """Whether it holds no control token."""
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """The first match from `start` on."""

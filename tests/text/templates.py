@@ -177,3 +177,66 @@ MISTRAL = """\
 
 GPT_OSS = (Path(__file__).parent / "gpt_oss.jinja").read_text("utf-8")
 """gpt-oss's, whose source and licence its first lines name."""
+
+LFM_2 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if loop.first and tools %}
+        {{- 'List of tools: <|tool_list_start|>' + tools | tojson + '<|tool_list_end|>\\n' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<|tool_call_start|>[' if loop.first else ', ' }}
+        {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}' }}
+        {{- ']<|tool_call_end|>' if loop.last }}
+    {%- endfor %}
+    {%- if message.role == 'tool' %}
+        {{- '<|tool_response_start|>' + message.content + '<|tool_response_end|>' }}
+    {%- else %}
+        {{- message.content or '' }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}
+"""
+"""Writes the format of LFM2's: earlier calls as JSON."""
+
+LFM_25 = """\
+{%- macro said(content) %}
+    {%- if content is string %}{{ content }}
+    {%- else %}{% for part in content %}{{ part.text }}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- macro argument(name, value) %}
+    {{- name + '=' }}
+    {%- if value is string %}{{ "'" + value + "'" }}
+    {%- else %}{{ value | tojson if value is mapping else value | string }}
+    {%- endif %}
+{%- endmacro %}
+{%- set asked = namespace(last=-1) %}
+{%- for message in messages if message.role == 'user' %}{% set asked.last = loop.index0 %}{% endfor %}
+{{- bos_token }}
+{%- if tools %}{{ '<|im_start|>system\\nList of tools: ' + tools | tojson + '<|im_end|>\\n' }}{% endif %}
+{%- set turn = namespace(user=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set turn.user = turn.user + 1 %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}
+    {%- if message.role == 'assistant' and message.thinking is defined and turn.user == asked.last %}
+        {{- '<think>' + message.thinking + '</think>' }}
+    {%- endif %}
+    {{- said(message.content) }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<|tool_call_start|>[' if loop.first else ', ' }}
+        {{- call.function.name + '(' }}
+        {%- for name, value in call.function.arguments.items() %}
+            {{- argument(name, value) + (', ' if not loop.last else '') }}
+        {%- endfor %}
+        {{- ')' + (']<|tool_call_end|>' if loop.last else '') }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+    {%- endgeneration %}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}
+"""
+"""Writes the format of LFM2.5's: earlier calls as in Python, with texts between quotes as they are."""

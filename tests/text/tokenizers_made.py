@@ -23,6 +23,12 @@ HARMONY = [
     "<|message|>", "<|call|>",
 ]  # fmt: skip
 """gpt-oss's control tokens."""
+LFM = [
+    "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>", "<|tool_list_end|>",
+    "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>",
+]  # fmt: skip
+THINK = ["<think>", "</think>"]
+"""LFM2's control tokens, and those that a tokenizer of its thinking models may have."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -69,15 +75,23 @@ def chat_with(control: Sequence[str]) -> Tokenizer:
 
 def harmony() -> Tokenizer:
     """Like gpt-oss's: bytes as characters, words of its headers as tokens, the control tokens behind all others."""
+    return _of_bytes(["assistant analysis commentary final json to=functions.get_weather"], HARMONY)
+
+
+def lfm(*further: str) -> Tokenizer:
+    """Like LFM2's: bytes as characters, these control tokens beside its own."""
+    return _of_bytes(["assistant get_weather(city='"], [*LFM, *further])
+
+
+def _of_bytes(texts: list[str], control: Sequence[str]) -> Tokenizer:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    headers = ["assistant analysis commentary final json to=functions.get_weather"] * 9
-    backend.train_from_iterator([*SENTENCES, *headers], trainer)
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in HARMONY])
+    backend.train_from_iterator([*SENTENCES, *texts * 9], trainer)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     return Tokenizer(backend)
 
 
