@@ -3,20 +3,23 @@
 Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, Llama 3 nothing
 but a JSON object. Mistral writes a list of such objects behind a control token, and its models since 2025 the name and
 the arguments of each call behind one of their own. gpt-oss writes one call as a message of its own, which ends a reply.
+LFM2 writes a list between two control tokens, of calls as in Python, `python_calls`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ondevice.grammar.gemma_calls import CALL, CallRules, CallTokens
+from ondevice.grammar.gemma_calls import CALL, CallTokens, GemmaCalls
+from ondevice.grammar.python_calls import PythonCalls
 from ondevice.grammar.response_format import SPACING, lenient, quoted
 
 _QWEN = "<tool_call>", "</tool_call>"
 _MISTRAL, _ARGUMENTS = ("[INST]", "[TOOL_CALLS]"), "[ARGS]"
 _LLAMA = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
+_LFM = "<|tool_call_start|>", "<|tool_call_end|>"
 _HARMONY = "<|channel|>", "<|constrain|>", "<|message|>"
 
 
@@ -35,7 +38,7 @@ class CallForm(NamedTuple):
 
 def call_opening(control_ids: Mapping[str, int]) -> int | None:
     """The control token that opens a call; None if calls begin with none, or the model makes none."""
-    return next((control_ids[text] for text in (CALL[0], _QWEN[0], _MISTRAL[1]) if text in control_ids), None)
+    return next((control_ids[text] for text in (CALL[0], _QWEN[0], _MISTRAL[1], _LFM[0]) if text in control_ids), None)
 
 
 def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm | None:
@@ -48,21 +51,23 @@ def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]
     Raises:
         GrammarError: a tool's schema is invalid.
     """
-    if control_ids.keys() >= set(CALL):
-        rules = CallRules(tools, CallTokens(*(control_ids[text] for text in CALL)))
-        return CallForm(rules.start, "call+", rules.text)
-    if control_ids.keys() >= set(_QWEN):
-        opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
-        return CallForm(
-            _json_calls(tools, "arguments", f'{opening} "\\n"', f'"\\n" {closing}'), 'call ("\\n" call)*', ""
-        )
-    if control_ids.keys() >= set(_LLAMA):
-        return CallForm(_json_calls(tools, "parameters", "", ""), "call", "")
-    if control_ids.keys() >= set(_MISTRAL):
-        return _mistral(control_ids, tools)
-    if not control_ids.keys() >= set(_HARMONY):
-        return None
-    return CallForm(_messages(tools, *(f"<[{control_ids[text]}]>" for text in _HARMONY)), "call", "")
+    made = next((form for tokens, form in _FORMS if control_ids.keys() >= set(tokens)), None)
+    return None if made is None else made(control_ids, tools)
+
+
+def _gemma(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    rules = GemmaCalls(tools, CallTokens(*(control_ids[text] for text in CALL)))
+    return CallForm(rules.start, "call+", rules.text)
+
+
+def _qwen(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
+    call = _json_calls(tools, "arguments", f'{opening} "\\n"', f'"\\n" {closing}')
+    return CallForm(call, 'call ("\\n" call)*', "")
+
+
+def _llama(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    return CallForm(_json_calls(tools, "parameters", "", ""), "call", "")
 
 
 def _mistral(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
@@ -72,6 +77,13 @@ def _mistral(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]])
         return CallForm(" | ".join(calls), "call+", "")
     begun, listed = f'{opening} " "? "["', f"listed: {_json_calls(tools, 'arguments', '', '')}"
     return CallForm(f'{begun} listed "]"', f'{begun} listed (", " listed)* "]"', listed)
+
+
+def _lfm(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening, closing = (f"<[{control_ids[text]}]>" for text in _LFM)
+    rules = PythonCalls(tools)
+    begun, ended = f'{opening} "[" {rules.start}', f'"]" {closing}'
+    return CallForm(f"{begun} {ended}", f'{begun} (", " {rules.start})* {ended}', rules.text)
 
 
 def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after: str) -> str:
@@ -84,16 +96,17 @@ def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after
     return " | ".join(calls)
 
 
-def _messages(tools: Iterable[Mapping[str, Any]], channel: str, constrain: str, message: str) -> str:
-    """Calls as gpt-oss writes them, behind `<|start|>assistant`: the function's name before or behind the channel, as
-    its own template writes it, and as the models do.
+def _harmony(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    """Calls behind `<|start|>assistant`: the function's name before or behind the channel, as its own template writes
+    it, and as the models do.
     """
+    channel, constrain, message = (f"<[{control_ids[text]}]>" for text in _HARMONY)
     calls = []
     for name, held in _arguments(tools):
         to = f" to=functions.{name}"
         before, behind = f'{quoted(to)} {channel} "commentary "', f"{channel} {quoted(f'commentary{to} ')}"
         calls.append(f'({before} | {behind}) ({constrain} "json" | "json") {message} {held}')
-    return " | ".join(calls)
+    return CallForm(" | ".join(calls), "call", "")
 
 
 def _arguments(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -102,3 +115,14 @@ def _arguments(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
         held = lenient(schema if isinstance(schema, Mapping) else {}, SPACING)
         yield function["name"], f"%json {json.dumps({**held, 'type': 'object'})}"
+
+
+_FORMS: tuple[tuple[Sequence[str], Callable[[Mapping[str, int], Iterable[Mapping[str, Any]]], CallForm]], ...] = (
+    (CALL, _gemma),
+    (_QWEN, _qwen),
+    (_LLAMA, _llama),
+    (_MISTRAL, _mistral),
+    (_LFM, _lfm),
+    (_HARMONY, _harmony),
+)
+"""The control tokens of each form, and the function that writes it."""

@@ -135,7 +135,7 @@ def reply_grammar(
         if form is None:
             raise UsageError(
                 "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "
-                "Qwen, Llama 3 or Mistral does, or gpt-oss: this tokenizer has none of their control tokens"
+                "Qwen, Llama 3 or Mistral does, or gpt-oss or LFM2: this tokenizer has none of their control tokens"
             )
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]

@@ -1,4 +1,4 @@
-"""Calls of Qwen, Llama and Mistral: what a choice wants, what a schema allows, and what their reply parsers read."""
+"""Calls of Qwen, Llama, Mistral and LFM2: what a choice wants, what a schema allows, and what reply parsers read."""
 
 from __future__ import annotations
 
@@ -23,27 +23,35 @@ from tests.grammar.walks import (
 from tests.grammar.walks import ids_of as ids
 from tests.text.conversations import CLOCK, WEATHER
 from tests.text.test_family_replies import LLAMA, MISTRAL, MISTRAL_11, THINKING
-from tests.text.tokenizers_made import chat_with
+from tests.text.tokenizers_made import LFM, chat_with
 
-CONTROL = {"qwen": THINKING, "llama": LLAMA, "mistral": MISTRAL, "mistral-11": MISTRAL_11}
+CONTROL = {"qwen": THINKING, "llama": LLAMA, "mistral": MISTRAL, "mistral-11": MISTRAL_11, "lfm": LFM}
 TOKENIZERS = {name: chat_with([*control, "<eos>"]) for name, control in CONTROL.items()}
-OPENINGS = {"qwen": "<tool_call>", "mistral": "[TOOL_CALLS]", "mistral-11": "[TOOL_CALLS]"}
+OPENINGS = {
+    "qwen": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral-11": "[TOOL_CALLS]",
+    "lfm": "<|tool_call_start|>",
+}
 CALLS = {
     "qwen": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
     "llama": '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}',
     "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
     "mistral-11": '[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 2}',
+    "lfm": "<|tool_call_start|>[get_weather(city='Zürich', days=2)]<|tool_call_end|>",
 }
 CLOCKS = {
     "qwen": '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
     "llama": '{"name": "clock", "parameters": {}}',
     "mistral": '[TOOL_CALLS] [{"name": "clock", "arguments": {}}]',
     "mistral-11": "[TOOL_CALLS]clock[ARGS]{}",
+    "lfm": "<|tool_call_start|>[clock()]<|tool_call_end|>",
 }
 TWO_CALLS = {
     "qwen": f"{CALLS['qwen']}\n{CLOCKS['qwen']}",
     "mistral": CALLS["mistral"].replace("}}]", '}}, {"name": "clock", "arguments": {}}]'),
     "mistral-11": CALLS["mistral-11"] + CLOCKS["mistral-11"],
+    "lfm": CALLS["lfm"].replace(")]", "), clock()]"),
 }
 """Llama makes one call at a time."""
 
