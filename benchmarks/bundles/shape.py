@@ -7,8 +7,7 @@ It goes through the exporter, matrix by matrix, so its graphs are the real ones,
 export does; E2B's has 2.8 GB and takes less than a minute. `--mobile` and `--heads` are for E2B: the form of Google's
 mobile checkpoint (2, 4 and 8 bits, a scale for each row, static activations), and heads for drafts of every kind.
 `--towers --layers 2 --no-drafter` writes whole towers and little else, for `benchmarks.speed.media --towers-only`.
-Mixtures of experts of other families (`benchmarks.bundles.mixtures`), which have no assistant and no towers, are sizes
-too.
+Models of other families (`benchmarks.bundles.other_families`), which have no assistant and no towers, are sizes too.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.bundles import gemma4, mixtures
+from benchmarks.bundles import gemma4, other_families
 from benchmarks.bundles.gemma4 import E2B_AUDIO, E2B_VISION, TARGETS, drafter_fields, target_fields
 from benchmarks.bundles.random_checkpoints import (
     QUANTIZATION,
@@ -96,14 +95,13 @@ def write_bundle(
 
 def target_model(size: str, directory: Path, layers: int | None = None) -> TargetCheckpoint:
     """The target as the exporter sees it, or its last `layers` layers; its `config.json` goes below the directory."""
-    made = RandomMxfp4 if size in mixtures.IN_MXFP4 else RandomCheckpoint
-    larger = (
-        32.0 if size in mixtures.IN_MXFP4 else 1.0
-    )  # the mean of a clamped SwiGLU is not 0: rows would drift together
+    made = RandomMxfp4 if size in other_families.IN_MXFP4 else RandomCheckpoint
+    # the mean of a clamped SwiGLU is not 0: rows would drift together
+    larger = 32.0 if size in other_families.IN_MXFP4 else 1.0
     if size in TARGETS:
         name, fields, factor = f"gemma-4-{size}-shape", target_fields(size), 1.0
     else:  # without Gemma's factor of embeddings, in the weights
-        fields = dict(mixtures.FIELDS[size])
+        fields = dict(other_families.FIELDS[size])
         name, factor = f"{size}-shape", larger * math.sqrt(fields["hidden_size"])
     if layers is not None:
         kinds = {"layer_types": fields["layer_types"][-layers:]} if "layer_types" in fields else {}
@@ -170,7 +168,7 @@ def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("size", choices=[*TARGETS, *mixtures.FIELDS])
+    parser.add_argument("size", choices=[*TARGETS, *other_families.FIELDS])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--quantize", choices=WEIGHT_FORMATS, default="int4")

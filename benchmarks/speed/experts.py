@@ -3,10 +3,11 @@
     python -m benchmarks.speed.experts DIRECTORY [--size gpt-oss-20b] [--threads 2] [--rounds 3]
         [--llama-bench PROGRAM --gguf FILE]
 
-If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, 19 of Qwen3 30B-A3B
-or 13 of gpt-oss-20b, through the exporter, matrix by matrix. Its pack, nearly as large, is written to the cache
-directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs after `simd`, because two such
-models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's logits; 512 are a prefill.
+If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, 19 of Qwen3
+30B-A3B, 13 of gpt-oss-20b or 5 of LFM2-8B-A1B, through the exporter, matrix by matrix. Its pack, nearly as large, is
+written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs after
+`simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's logits;
+512 are a prefill.
 
 Random weights route at random: tokens share experts only by chance, which is the most expensive case.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bundles import mixtures
+from benchmarks.bundles import other_families
 from benchmarks.bundles.shape import write_bundle
 from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward, read
@@ -103,13 +104,17 @@ def report(found: dict[int, RowTimes], llama: dict[int, list[float]] | None) -> 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--size", choices=[GEMMA, *mixtures.FIELDS], default=GEMMA)
+    parser.add_argument("--size", choices=[GEMMA, *other_families.MIXTURES], default=GEMMA)
     add_threads(parser)
     parser.add_argument("--rounds", type=whole(1), default=3)
     add_llama_bench(parser)
     arguments = parser.parse_args()
     size, options = arguments.size, ExportOptions()
-    pack = footprint(size).pack_bytes if size == GEMMA else packed_bytes(mixtures.shapes(size), options.target_formats)
+    pack = (
+        footprint(size).pack_bytes
+        if size == GEMMA
+        else packed_bytes(other_families.shapes(size), options.target_formats)
+    )
     check_memory(size, pack + ROOM, machine.available_bytes())
     if not arguments.directory.exists():
         write_bundle(size, arguments.directory, with_drafter=False)

@@ -148,7 +148,7 @@ def check_target(target: Target) -> None:
     check_number("context_length", target.context_length, MAX_TOKENS, least=2)  # a prompt and a reply
     check_decoder("the target", target)
     check_positive("embedding_factor", target.embedding_factor, 1e6)
-    if target.window is not None:
+    if target.window is not None and "sliding" in target.attention_kinds:
         check_number("the window of its sliding layers", target.window, target.context_length)
     if target.softcap is not None:
         check_positive("softcap", target.softcap, 1e6)

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
-from ondevice.bundle_format.decoder import rotary_numbers
+from ondevice.bundle_format.decoder import ShortConvolution, rotary_numbers
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import HeadsEntry, ShortlistEntry, Target
+from ondevice.bundle_format.tensor_table import target_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
@@ -304,6 +305,17 @@ def borrow_twice(data: dict[str, Any]) -> None:
     body(data["target"]["layers"][-1])["kv_source"] = 2
 
 
+def convolution(data: dict[str, Any], **changes: object) -> list[dict[str, Any]]:
+    """Replace the attention of the sliding layer by a convolution; returns the layers, of which none reads it."""
+    del data["target"]["layers"][2:]
+    made = {"channels": 64, "window": 3, "type": "short_convolution", **changes}
+    data["target"]["layers"][0]["blocks"][0]["body"] = made
+    data["target"]["rotary"] = data["target"]["rotary"][1:]
+    layers: list[dict[str, Any]] = data["target"]["layers"]
+    body(layers[1])["rotary"] = 0
+    return layers
+
+
 def two_attentions(data: dict[str, Any]) -> None:
     blocks = data["target"]["layers"][0]["blocks"]
     blocks[1] = blocks[0]
@@ -322,7 +334,24 @@ def test_a_drafter_is_read_back(bundle: Path) -> None:
     assert Bundle.open(bundle).manifest.drafter == dataclasses.replace(found, target_head=True, candidates=64)
 
 
+def test_a_convolution_is_read_back(bundle: Path) -> None:
+    edit(bundle, lambda data: (data.update(sha256=None), convolution(data)))
+    target = Bundle.open(bundle).manifest.target
+    assert target.layers[0].mixer == ShortConvolution(64, 3)
+    assert (target.kinds, target.attention_kinds, target.window) == (("full", "sliding"), ("full",), 3)
+    assert target_shapes(target)["layers.0.conv.conv.weight"] == (64, 3)
+
+
 MALFORMED = {
+    "a convolution of an odd number of channels": lambda data: convolution(data, channels=63),
+    "a convolution over nothing": lambda data: convolution(data, window=0),
+    "a convolution over too many positions": lambda data: convolution(data, window=17),
+    "a convolution beside a longer window": lambda data: body(convolution(data)[1]).update(window=8),
+    "a layer that borrows from a convolution": lambda data: body(convolution(data)[1]).update(
+        kv_source=0, k_norm=False, v_norm=False
+    ),
+    "no layer with attention": lambda data: convolution(data).pop(),
+    "a bias of sigmoids for a softmax": lambda data: experts(data, selection_bias=True),
     "a field is missing": lambda data: drop(data, "target", "vocab_size"),
     "a field is unknown": lambda data: data.update(surprise=1),
     "a layer borrows from a later one": in_attention(2, kv_source=3),

@@ -25,7 +25,7 @@ from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
 from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
-LISTED = ("smollm2", "llama3", "gemma3")
+LISTED = ("smollm2", "llama3", "gemma3", "lfm2")
 """Targets whose drafters have a list of tokens."""
 
 

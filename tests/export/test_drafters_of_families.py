@@ -27,13 +27,13 @@ class Oracle:
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel, path: Path, prompt: list[int]) -> None:
         self._target, self._drafter, self._length = target, drafter, len(prompt)
         self._tokens = load_file(path / "model.safetensors").get("masked_embedding.head_tokens")
-        cache = DynamicCache()
+        kinds = getattr(target.config, "layer_types", None) or ["full_attention"] * target.config.num_hidden_layers
+        cache = DynamicCache(config=target.config if "conv" in kinds else None)
         with torch.no_grad():
             outputs = target(torch.tensor([prompt]), past_key_values=cache, use_cache=True, output_hidden_states=True)
         self.hidden = outputs.hidden_states[-1][:, -1:]
-        kinds = getattr(target.config, "layer_types", ["full_attention"] * len(cache.layers))
         self._shared = {
-            kind: (layer.keys, layer.values) for kind, layer in zip(kinds, cache.layers, strict=True)
+            kind: (layer.keys, layer.values) for kind, layer in zip(kinds, cache.layers, strict=True) if kind != "conv"
         }  # the last layer of each kind
         self._shared.setdefault("sliding_attention", self._shared["full_attention"])
 

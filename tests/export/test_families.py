@@ -424,6 +424,10 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
     assert target.norm_eps == LlamaConfig().rms_norm_eps
 
 
+_LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
+_LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers": 0}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -464,6 +468,14 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
             {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": None},
             "experts whose weights are not normalised",
         ),
+        ({**_LFM2, "layer_types": ["conv"] * 2}, "no layer has attention"),
+        ({**_LFM2, "full_attn_idxs": 1}, "full_attn_idxs is 1, expected numbers of layers"),
+        ({**_LFM2, "layer_types": ["conv", "mamba"]}, "layer_types does not name 2"),
+        ({"layer_types": ["conv", "full_attention"]}, "layer_types does not name 2"),
+        ({**_LFM2, "full_attn_idxs": [0], "conv_bias": True}, "conv_bias is true: biases of convolutions are not"),
+        ({**_LFM2, "full_attn_idxs": [0], "conv_L_cache": 17}, "conv_L_cache is 17, expected"),
+        ({**_LFM2_MOE, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
+        ({**_LFM2_MOE, "routed_scaling_factor": 2.5}, r"routed_scaling_factor is 2\.5, which is not supported"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),

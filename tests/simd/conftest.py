@@ -19,6 +19,7 @@ from ondevice_export import export
 from tests.conftest import MakePair, Once
 from tests.fixtures.mxfp4 import save_in_mxfp4
 from tests.fixtures.pairwise import pairwise_cases
+from tests.fixtures.tiny_drafters import save_drafter
 from tests.fixtures.tiny_models import QUANTISED, save_heads
 from tests.fixtures.trained_models import TRAINED
 from tests.simd.hostile_forwards import write_all
@@ -26,9 +27,13 @@ from tests.simd.hostile_forwards import write_all
 AFFINE, TABLE, MXFP4 = "affine", "table", "mxfp4"
 """The pair of E2B's kind with one of these formats in all quantised matrices and tables of the target: int4 with
 minimums, or looked up in a table, that of IQ4_NL or that of MXFP4."""
-FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4)
-SINKS = "gpt-oss"
-"""A target without a drafter: sinks, a bias of every product, and experts with a function of gate and up together."""
+CONVOLUTIONS = "lfm2"
+"""A target with convolutions, and a drafter that reads the cache of its attention."""
+FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4, CONVOLUTIONS)
+SINKS, SIGMOIDS = "gpt-oss", "lfm2-moe"
+"""Targets without a drafter: sinks, a bias of every product, and experts with a function of gate and up together; and
+experts that are chosen by sigmoids and biases, and convolutions.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +47,7 @@ def every_thread_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
     """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
-    those of AFFINE, TABLE, MXFP4 and SINKS.
+    those of AFFINE, TABLE, MXFP4, CONVOLUTIONS, SINKS and SIGMOIDS.
     """
 
     def export_all(directory: Path) -> None:
@@ -53,10 +58,14 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
         target = save_in_mxfp4(make_pair("e2b") / "target", directory / "rounded" / "target")
         save_heads(target.parent / "heads", target, "e2b")
         export(target, directory / MXFP4, drafter=str(make_pair("e2b") / "drafter"))
-        export(make_pair(SINKS) / "target", directory / SINKS)
+        pair = make_pair(CONVOLUTIONS)
+        save_drafter(pair / "drafter", CONVOLUTIONS, pair / "target")
+        export(pair / "target", directory / CONVOLUTIONS, drafter=str(pair / "drafter"))
+        for family in (SINKS, SIGMOIDS):
+            export(make_pair(family) / "target", directory / family)
 
     directory = once("tiny", export_all)
-    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS)}
+    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS, SIGMOIDS)}
 
 
 @pytest.fixture(scope="session")

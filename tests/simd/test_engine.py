@@ -129,7 +129,7 @@ def test_a_chunk_of_a_prompt_may_want_nothing(session: SimdSession) -> None:
     expected = logits_of(session)
     session.rewind(0)
     outputs = forward(session, PROMPT[:50], [])
-    assert (outputs.logits.shape, outputs.hidden.shape) == ((0, VOCAB), (0, 64))
+    assert (outputs.logits.shape, outputs.hidden.shape) == ((0, VOCAB), (0, session.engine.target.hidden_size))
     session.commit(range(50))
     found = forward(session, PROMPT[50:], range(50)).logits
     np.testing.assert_array_equal(found, expected)

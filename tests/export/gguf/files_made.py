@@ -90,7 +90,7 @@ def write_gguf(
     for name, values in _separate(architecture, state).items():
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
-        plain = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
+        plain: tuple[str, ...] = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
         plain += ("feed_forward.gate.weight", "conv.conv.weight")
         if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(plain):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)

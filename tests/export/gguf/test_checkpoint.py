@@ -66,6 +66,14 @@ def _made(name: str) -> Any:
     return random_model(transformers.Gemma3ForCausalLM(config))
 
 
+def _lfm2(name: str) -> Any:
+    own = {**_SIZES, "hidden_size": 128, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+    if name == "lfm2":
+        return random_model(transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**own)))
+    own |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return random_model(transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**own)))
+
+
 def _written(path: Path, architecture: str, model: Any, **options: Any) -> GgufCheckpoint:
     return GgufCheckpoint(write_gguf(path, architecture, model.config.get_text_config(), state_of(model), **options))
 
@@ -299,6 +307,25 @@ def test_rotation_of_phi_3_that_is_not_supported(tmp_path: Path, said: str, chan
     path = tmp_path / "model.gguf"
     _written(path, "phi3", _made("phi3")).close()
     _rewrite(path, {f"phi3.{name}": value for name, value in change.items()})
+    with pytest.raises(CheckpointError, match=said) as caught:
+        GgufCheckpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said", "change"),
+    [
+        ("lfm2", "different numbers of KV heads", {"attention.head_count_kv": [0, 4, 2]}),
+        ("lfm2", "or none, are not", {"attention.head_count_kv": [0, 0, 0]}),
+        ("lfm2", "sliding_window beside convolutions", {"attention.sliding_window": 16}),
+        ("lfm2moe", "gating function 1", {"expert_gating_func": 1}),
+        ("lfm2moe", "or scaled", {"expert_weights_scale": 2.0}),
+    ],
+)
+def test_what_is_not_supported_of_lfm2(tmp_path: Path, architecture: str, said: str, change: dict[str, Any]) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, architecture, _lfm2(architecture)).close()
+    _rewrite(path, {f"{architecture}.{name}": value for name, value in change.items()})
     with pytest.raises(CheckpointError, match=said) as caught:
         GgufCheckpoint(path)
     assert "\n" not in str(caught.value)

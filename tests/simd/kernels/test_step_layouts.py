@@ -50,6 +50,7 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "SPREAD",
         "MIX",
         "ACTIVATE",
+        "CONVOLVE",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(steps, name) == number

@@ -20,7 +20,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.native import shipping
-from tests.simd.conftest import AFFINE, MXFP4, SINKS, TABLE
+from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, TABLE
 from tests.simd.hostile_forwards import each_once, run
 from tests.simd.machines.generations import replies
 from tests.simd.outputs import digest
@@ -85,7 +85,9 @@ def test_a_forward_has_the_same_bits(
     """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, and trained
     quantised.
     """
-    compared = [bundles[family] for family in ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, "half")]
+    compared = [
+        bundles[family] for family in ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, "half")
+    ]
     expected = {"set": name, "digests": [digest(bundle) for bundle in compared]}
     assert emulated(library_of(name), cpu, "tests.simd.outputs", *(bundle.path for bundle in compared)) == expected
 

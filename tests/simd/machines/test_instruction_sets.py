@@ -19,7 +19,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.native.features import native_features
 from ondevice.native.sets import PLATFORMS, SETS, best_set
-from tests.simd.conftest import AFFINE, MXFP4, SINKS, TABLE
+from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS
 from tests.simd.outputs import digest
 
@@ -33,7 +33,10 @@ def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
     """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, and of one
     trained quantised.
     """
-    return [*(bundles[family].path for family in ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS)), trained]
+    return [
+        *(bundles[family].path for family in ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS)),
+        trained,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The published shapes of mixtures of experts as data: the fields of their `config.json`."""
+"""The published shapes of models of other families than Gemma 4 as data: the fields of their `config.json`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from ondevice.bundle_format.tensor_table import Shapes
 from ondevice_export.checkpoint.models import checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import TensorNames
 from ondevice_export.families import read_target
+
+_LFM2 = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1_000_000.0,
+    "norm_eps": 1e-5,
+    "vocab_size": 65_536,
+}
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3-30B-A3B": {
@@ -54,8 +65,28 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 201_088,
         "tie_word_embeddings": False,
     },
+    "LFM2-1.2B": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "block_ff_dim": 12_288,
+        **_LFM2,
+    },
+    "LFM2-8B-A1B": {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "num_hidden_layers": 24,
+        "full_attn_idxs": [2, 6, 10, 14, 18, 21],
+        "intermediate_size": 7168,
+        "moe_intermediate_size": 1792,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_dense_layers": 2,
+        **_LFM2,
+    },
 }
 """Name -> fields."""
+MIXTURES = [name for name, fields in FIELDS.items() if "num_experts_per_tok" in fields]
+"""Names of those that have experts."""
 IN_MXFP4 = ("gpt-oss-20b",)
 """Names of the models that are published with their experts in MXFP4, which bundles keep."""
 
