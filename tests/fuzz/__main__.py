@@ -14,12 +14,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import ondevice
 from ondevice.options import GenerationKeywords
 from ondevice_export import export
 from tests.fixtures.chat_bundle import write_chat_bundle
+from tests.fixtures.tiny_families import save_family
+from tests.fuzz import child
 from tests.fuzz.bundles import IDS, Mutants
 from tests.fuzz.exports import Exports, GgufExports
 from tests.fuzz.media import Media
@@ -30,10 +33,12 @@ from tests.server.alone import served_alone
 
 Fuzzed = Mutants | Exports | GgufExports | Calls | Media | Requests | Values
 
-KINDS = {"bundles": 6, "values": 4, "exports": 2, "gguf": 2, "options": 2, "media": 2, "requests": 6}
+KINDS = {"bundles": 6, "mixtures": 4, "values": 4, "exports": 2, "gguf": 2, "options": 2, "media": 2, "requests": 6}
 """Kinds of mutants, and how often each is made in comparison with the others."""
 
 PAIR = Path(__file__).parents[2] / "models" / "reference"
+MIXTURE = "lfm2-moe"
+"""A family of `tests.fixtures.tiny_families` with parts that the pair lacks: experts and convolutions."""
 
 
 def main() -> int:
@@ -48,6 +53,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         room = Path(directory)
         bundle = export(PAIR / "target", room / "bundle")
+        saved = child.run(partial(_save, room / "mixture"), 300)  # torch has threads, which a fork would lose
+        assert saved.kind == "ok", saved
+        mixture = export(room / "mixture", room / "mixtures")
         # load the kernels before forking, so that children inherit them; one thread, because a fork copies only one
         with ondevice.load(bundle, engine="simd", threads=1) as model:
             each: tuple[GenerationKeywords, ...] = (
@@ -60,6 +68,7 @@ def main() -> int:
         with served_alone(write_chat_bundle(bundle, room / "chat", do_sample=True), room, *SERVED) as served:
             kinds: dict[str, Fuzzed] = {
                 "bundles": Mutants(bundle, room),
+                "mixtures": Mutants(mixture, room),
                 "values": Values(bundle, room),
                 "exports": Exports(PAIR, room),
                 "gguf": GgufExports(PAIR, room),
@@ -69,6 +78,10 @@ def main() -> int:
             }
             names = [args.only] if args.only else [kind for kind, share in KINDS.items() for _ in range(share)]
             return _fuzz(kinds, names, seed, args)
+
+
+def _save(path: Path) -> None:
+    save_family(path, MIXTURE)
 
 
 def _fuzz(kinds: dict[str, Fuzzed], names: list[str], seed: int, args: argparse.Namespace) -> int:

@@ -85,11 +85,12 @@ def use(bundle: Path, engine: Engine) -> dict[str, Any]:
     """
     with ondevice.load(bundle, engine=engine, threads=1, context_length=64) as model:
         options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "repetition_penalty": 1.0}
-        found: dict[str, tuple[int, ...] | str] = {"ids": model.generate(IDS, drafter="auto", **options).token_ids}
+        ids = [token % model.engine.target.vocab_size for token in IDS]
+        found: dict[str, tuple[int, ...] | str] = {"ids": model.generate(ids, drafter="auto", **options).token_ids}
         drafting: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
-        drafters = [] if model.manifest.drafter is None else ["mtp"]
+        drafters = ["ngram"] if model.manifest.drafter is None else ["mtp"]
         for drafter in (*drafters, *(heads.kind for heads in model.manifest.heads if heads.kind != "exit")):
-            found[f"drafted by {drafter}"] = model.generate(IDS, drafter=drafter, **drafting, **options).token_ids
+            found[f"drafted by {drafter}"] = model.generate(ids, drafter=drafter, **drafting, **options).token_ids
         for name, prompt in (("text", "def f(x):"), ("chat", [{"role": "user", "content": "hi <eos>"}])):
             try:
                 found[name] = model.generate(prompt, max_new_tokens=4, seed=1).token_ids
@@ -121,7 +122,7 @@ class Mutants:
         Returns:
             The name of the changed file, the change in words, and the faults that were found.
         """
-        name = rng.choice(list(CHANGES))
+        name = rng.choice([each for each in CHANGES if each in self._contents or each in (CONFIGURATION, TABLE)])
         file = MANIFEST if name in (CONFIGURATION, TABLE) else name
         content, said = rng.choice(CHANGES[name])(self._contents[file], rng)
         path = self._write(file, content, mend=rng.random() < 0.95)

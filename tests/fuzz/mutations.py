@@ -49,7 +49,8 @@ def change_configuration(text: str, rng: random.Random) -> tuple[str, str]:
     """Make one or two changes to the model configurations in a `bundle.json`."""
     tree, said = json.loads(text), []
     for _ in range(rng.choice((1, 1, 2))):
-        model = rng.choice([tree["target"], tree["target"], tree["drafter"], *tree["heads"]])
+        drafters = [each for each in (tree["drafter"], *tree["heads"]) if each]
+        model = rng.choice([tree["target"], tree["target"], *drafters])
         *above, key = rng.choice(list(paths(model)))
         parent = model
         for each in above:
