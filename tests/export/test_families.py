@@ -195,6 +195,16 @@ def test_granite_3_rotates_whatever_a_field_of_granite_4_says(kind: str | None, 
     assert expected.attention[0].rotary == 0
 
 
+def test_layers_of_exaone_4_by_a_pattern(tmp_path: Path) -> None:
+    """Where layers are listed, as in the published files, the pattern may be one of letters, and is not read."""
+    save_family(tmp_path, "exaone4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = families.read_target(config, "config.json").target
+    assert [(own.window, own.rotary) for own in expected.attention] == [(WINDOW, 0), (WINDOW, 0), (None, None)]
+    for fields in ({"layer_types": None}, {"sliding_window_pattern": "LLG"}):
+        assert families.read_target({**config, **fields}, "config.json").target == expected
+
+
 def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
     windows = {}
     for name in ("smollm2", "mistral", "mistral-full", "ministral", "gemma3", "smollm3"):
@@ -476,6 +486,7 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_LFM2, "full_attn_idxs": [0], "conv_L_cache": 17}, "conv_L_cache is 17, expected"),
         ({**_LFM2_MOE, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
         ({**_LFM2_MOE, "routed_scaling_factor": 2.5}, r"routed_scaling_factor is 2\.5, which is not supported"),
+        ({"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": "LLLG"}, "pattern is 'LLLG', expected a"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
@@ -594,11 +605,18 @@ def test_the_family_that_the_page_adds(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3"])
+_KINDS = {"gemma3": "gemma3_text"}
+"""Names of configurations in transformers, where they are not those of the family."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3", "exaone4"],
+)
 def test_defaults_are_those_of_transformers(name: str) -> None:
     """Values of the fields that a config.json may leave out. A window that is off has no size there."""
     [family] = [family for family in families.FAMILIES if family.name == name]
-    config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(name, name))
+    config = AutoConfig.for_model(_KINDS.get(name, name))
     compared = [field for field in family.defaults if hasattr(config, field) and field != "sliding_window"]
     assert len(compared) >= 6
     assert {field: getattr(config, field) for field in compared} == {

@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 from ondevice.bundle_format.model_config import Target
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import architecture
-from ondevice_export.families import gemma3, gemma4, gemma4_assistant, gpt_oss, granite, lfm2, llama, phi3, qwen2, qwen3
+from ondevice_export.families import (
+    exaone4,
+    gemma3,
+    gemma4,
+    gemma4_assistant,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from ondevice_export.families.family import Config, Family, decoder
 
 FAMILIES: tuple[Family, ...] = (
@@ -25,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     *gpt_oss.FAMILIES,
     *granite.FAMILIES,
     *lfm2.FAMILIES,
+    *exaone4.FAMILIES,
 )
 
 

@@ -229,6 +229,15 @@ def _mistral3(metadata: Metadata) -> dict[str, Any]:
     return _without_experts(metadata, rope)
 
 
+def _exaone4(metadata: Metadata) -> dict[str, Any]:
+    """The listed layers have a window; llama.cpp gives one to those of models of 64 layers alone, 32B."""
+    return {
+        **_dense(metadata),
+        "layer_types": [SLIDING if each else FULL for each in metadata.sliding(4)],
+        "sliding_window": metadata.integer("attention.sliding_window", 0, minimum=0) or None,
+    }
+
+
 def _granite(metadata: Metadata) -> dict[str, Any]:
     """Granite 3 and the dense models of Granite 4; the file says if they do not rotate."""
     return {
@@ -566,6 +575,7 @@ ARCHITECTURES = {
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
+    "exaone4": Architecture("Exaone4ForCausalLM", _exaone4, _GEMMA, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),

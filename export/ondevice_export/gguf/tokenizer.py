@@ -78,6 +78,7 @@ token unless the file says otherwise."""
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
     "smollm": [{"type": "Digits", "individual_digits": True}],
+    "exaone4": [],
     **dict.fromkeys((*_LLAMA_3, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
     "tekken": _split_by(_TEKKEN),

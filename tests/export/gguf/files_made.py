@@ -26,6 +26,7 @@ _ARCHITECTURES = {
     "mistral3": gguf.MODEL_ARCH.MISTRAL3,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
@@ -204,6 +205,9 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "phi3":
         _describe_longrope(writer, config)
+    if architecture == "exaone4" and config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "gpt-oss":
         writer.add_sliding_window(config.sliding_window)
         writer.add_expert_count(config.num_local_experts)

@@ -276,11 +276,16 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
+_FURTHER_FIELDS: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window": 16},
+}
+
+
 @pytest.mark.parametrize(
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe")),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4")),
         ("phi3", 200),
     ],
 )
@@ -300,6 +305,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
+        "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
@@ -336,6 +342,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         fields |= {"hidden_size": 128, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
     if architecture == "lfm2moe":
         fields |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    fields |= _FURTHER_FIELDS.get(architecture, {})
     if architecture == "gemma3":
         fields |= {"sliding_window": 16, "query_pre_attn_scalar": 32, "rms_norm_eps": 1e-6}
     model = random_model(made(configured(**fields)))
