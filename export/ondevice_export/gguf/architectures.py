@@ -238,6 +238,10 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _seed_oss(metadata: Metadata) -> dict[str, Any]:
+    return {**_dense(metadata), "attention_bias": "blk.0.attn_q.bias" in metadata.entries, "attention_out_bias": False}
+
+
 def _granite(metadata: Metadata) -> dict[str, Any]:
     """Granite 3 and the dense models of Granite 4; the file says if they do not rotate."""
     return {
@@ -501,6 +505,7 @@ _GEMMA_4 = {
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
 }
+_SEED_OSS = {**_PROJECTIONS, **_BIASES, "post_attention_norm.weight": "post_attention_layernorm.weight"}
 _QWEN_3 = {**_LLAMA, **_HEAD_NORMS}
 _QWEN_3_MIXTURE = {
     **_QWEN_3,
@@ -576,6 +581,7 @@ ARCHITECTURES = {
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
     "exaone4": Architecture("Exaone4ForCausalLM", _exaone4, _GEMMA, _MODEL),
+    "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, _SEED_OSS, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),

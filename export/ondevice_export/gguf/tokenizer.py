@@ -58,6 +58,10 @@ _GPT_4O = (
 """The pattern of `o200k_base`, which Phi-4-mini has."""
 
 
+_SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""Seed-OSS's pattern, by which a line's end is no part of the signs before it."""
+
+
 def _split(numbers: str) -> list[dict[str, Any]]:
     """The steps that split a text into words, with this pattern for numbers."""
     return _split_by(f"{_WORDS}|{numbers}|{_REST}")
@@ -83,6 +87,7 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
     "tekken": _split_by(_TEKKEN),
     "gpt-4o": _split_by(_GPT_4O),
+    "seed-coder": _split_by(_SEED),
 }
 """Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without `Split` the words are GPT-2's."""
 

@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,

@@ -285,7 +285,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4")),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss")),
         ("phi3", 200),
     ],
 )
@@ -306,6 +306,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
+        "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
