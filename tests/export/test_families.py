@@ -486,7 +486,11 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_LFM2, "full_attn_idxs": [0], "conv_L_cache": 17}, "conv_L_cache is 17, expected"),
         ({**_LFM2_MOE, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
         ({**_LFM2_MOE, "routed_scaling_factor": 2.5}, r"routed_scaling_factor is 2\.5, which is not supported"),
+        ({"architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.6, "head_dim": 32}, "0.6 turns 19 numbers"),
+        ({"architectures": ["Glm4ForCausalLM"], "mlp_bias": True}, "mlp_bias is not supported"),
         ({"architectures": ["SeedOssForCausalLM"], "mlp_bias": True}, "mlp_bias is not supported"),
+        ({"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True}, "use_bias is true: biases of all projections"),
+        ({"architectures": ["Ernie4_5ForCausalLM"], "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not"),
         ({"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": "LLLG"}, "pattern is 'LLLG', expected a"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
@@ -606,13 +610,13 @@ def test_the_family_that_the_page_adds(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-_KINDS = {"gemma3": "gemma3_text", "seed-oss": "seed_oss"}
+_KINDS = {"gemma3": "gemma3_text", "seed-oss": "seed_oss", "ernie4.5": "ernie4_5"}
 """Names of configurations in transformers, where they are not those of the family."""
 
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3", "exaone4", "seed-oss"],
+    ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3", "exaone4", "seed-oss", "glm", "glm4", "ernie4.5"],
 )
 def test_defaults_are_those_of_transformers(name: str) -> None:
     """Values of the fields that a config.json may leave out. A window that is off has no size there."""

@@ -142,7 +142,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
 
     def read(self, name: str) -> Float32Array:
         stack = self._find(name)
-        return self.rows(name, 0, sum(part.count for part in stack.parts)).reshape(stack.shape)
+        found = self.rows(name, 0, sum(part.count for part in stack.parts)).reshape(stack.shape)
+        return np.concatenate([each.of(found) for each in stack.numbers]) if stack.numbers else found
 
     def turn(self, name: str) -> None:
         """Read a tensor of experts, stored as [experts, width, rows] unless it is quantised, as [experts, rows, width].
@@ -154,8 +155,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
         """Replace tensors by those that are rows of them: for each of these the tensor that has it, and the rows.
 
         All names are without the prefix. One tensor can have all rows of another in another order, also under its name;
-        only so are tensors of experts [experts, rows, width] taken, as if they were one matrix, and those of
-        convolutions [channels, 1, width], which become one.
+        only so are tensors of experts [experts, rows, width] taken, as if they were one matrix, those of
+        convolutions [channels, 1, width], which become one, and vectors, whose numbers count as rows.
 
         Raises:
             CheckpointError: a tensor is missing, has another number of rows than are taken from it, or is there beside
@@ -168,8 +169,8 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
             counts[joined] += sum(len(each.rows) for each in ranges)
         for joined, count in counts.items():
             found = self.shape(prefix + joined)
-            reordered = len(found) == 3 and [taken for taken, _ in rows_of.values()].count(joined) == 1
-            if not (reordered or len(found) == 2) or math.prod(found[:-1]) != count:
+            reordered = len(found) in (1, 3) and [taken for taken, _ in rows_of.values()].count(joined) == 1
+            if not (reordered or len(found) == 2) or math.prod(found[:-1] or found) != count:
                 raise CheckpointError(f"{prefix}{joined} has shape {list(found)}, {self.origin} asks for {count} rows")
         made = {name: self._find(prefix + joined).rows(ranges) for name, (joined, ranges) in rows_of.items()}
         for joined in counts:

@@ -50,12 +50,17 @@ Place = TypeVar("Place", bound=TensorPlace)
 
 
 class Taken(NamedTuple):
-    """Every `step`-th of the rows of a tensor from `start` to `stop`, times a factor."""
+    """Every `step`-th of the rows of a tensor from `start` to `stop`, times a factor; of a vector, of its numbers."""
 
     start: int
     stop: int
     factor: float = 1.0
     step: int = 1
+
+    def of(self, vector: Float32Array) -> Float32Array:
+        """The numbers of a vector."""
+        numbers: Float32Array = vector[self.start : self.stop : self.step]
+        return numbers * np.float32(self.factor)
 
     @property
     def rows(self) -> range:
@@ -95,6 +100,8 @@ class Stack(Generic[File, Place]):
 
     shape: tuple[int, ...]
     parts: tuple[RowRange[File, Place], ...]
+    numbers: tuple[Taken, ...] = ()
+    """The numbers of a vector, one row of a file, in another order; empty if they are in that of the file."""
 
     def between(self, start: int, stop: int, step: int = 1) -> Iterator[RowRange[File, Place]]:
         """The parts that every `step`-th of the rows from `start` to `stop` consists of."""
@@ -105,7 +112,9 @@ class Stack(Generic[File, Place]):
             start, stop = start - part.count, stop - part.count
 
     def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
-        """A matrix of some of the rows, also of [rows, 1, width]; of a tensor of experts, all in another order."""
+        """A matrix of some of the rows, also of [rows, 1, width]; of experts or a vector, all in another order."""
+        if len(self.shape) == 1:
+            return replace(self, numbers=tuple(taken))
         parts = [
             replace(part, factor=part.factor * each.factor)
             for each in taken

@@ -1,6 +1,7 @@
 """The families of models that can be exported: one file each, with what `config.json` leaves to the code of a model.
 
-Read `llama` first, then `family`, which all of them use. `read_target` chooses one by the checkpoint's architecture.
+Read `llama` first, then `family`, which all of them use; `rows` is for checkpoints with rows in another order.
+`read_target` chooses a family by the checkpoint's architecture.
 Nothing outside this folder knows a family: its models are data (`ondevice.bundle_format.decoder`).
 """
 
@@ -21,6 +22,7 @@ from ondevice_export.families import (
     granite,
     lfm2,
     llama,
+    neighbours,
     phi3,
     qwen2,
     qwen3,
@@ -38,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     *granite.FAMILIES,
     *lfm2.FAMILIES,
     *exaone4.FAMILIES,
+    *neighbours.FAMILIES,
 )
 
 

@@ -15,6 +15,7 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
+from ondevice_export.families.rows import gate_and_up
 
 _OUTPUT, _DOWN = "self_attn.o_proj.weight", "mlp.down_proj.weight"
 _OF_SHARED = {_DOWN: "shared_mlp.output_linear.weight"}
@@ -36,11 +37,9 @@ def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
 
 
 def rows_of_shared(config: Config, index: int) -> Mapping[str, RowsOf]:
-    width, both = config.integer("intermediate_size"), "shared_mlp.input_linear.weight"
     return {
         **_times_residual_factor(config, _OUTPUT, _OF_SHARED[_DOWN]),
-        "mlp.gate_proj.weight": (both, [Taken(0, width)]),
-        "mlp.up_proj.weight": (both, [Taken(width, 2 * width)]),
+        **gate_and_up(config, "shared_mlp.input_linear.weight"),
     }
 
 

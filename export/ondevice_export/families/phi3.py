@@ -1,9 +1,6 @@
 """Phi-3, 3.5 and 4: as Llama, with one matrix for queries, keys and values, and one for gate and up.
 
-Phi-4-mini rotates a part of each head, the first 96 of 128 numbers: number i with number i + 48. Bundles rotate number
-i with number i + 64. So the rows of queries and keys are stored in an order in which both are the same pairs, and pairs
-that do not turn have the frequency 0. The scores of attention are the same in any order. In a bundle the scale of the
-scores has the square of the factor of cosines and sines: queries are divided by it where they do not turn.
+Phi-4-mini rotates a part of each head, the first 96 of 128 numbers: number i with number i + 48.
 """
 
 from __future__ import annotations
@@ -11,61 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ondevice.bundle_format.decoder import Layer
-from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import FULL
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
+from ondevice_export.families.rows import gate_and_up, queries_and_keys, turned_numbers
 
 
 def layer(config: Config, index: int) -> Layer:
-    turned = _turned(config, config.kind(index))
-    return pre_normed(attention(config, index, turned=turned), feed_forward(config))
-
-
-def _turned(config: Config, kind: str) -> int:
-    """The rotated numbers of a head."""
-    share = config.rope(kind).number("partial_rotary_factor", 1.0, maximum=1.0)
-    turned = int(config.head_dim * share)
-    if turned % 2:
-        raise CheckpointError(
-            f"{config.origin}: partial_rotary_factor {share:g} turns {turned} numbers of a head, which are no pairs"
-        )
-    return turned
+    own = attention(config, index, turned=turned_numbers(config, index))
+    return pre_normed(own, feed_forward(config))
 
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
-    heads, size, width = config.integer("num_attention_heads"), config.head_dim, config.integer("intermediate_size")
-    kv_heads, turned = config.integer("num_key_value_heads", heads), _turned(config, config.kind(index))
-    keys, values = heads * size, (heads + kv_heads) * size
-    with np.errstate(over="ignore"):  # infinite weights are refused when they are read
-        still = float(np.float64(config.rotary(index, size, turned)[1]) ** -2)
-    joined, both = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+    heads, size = config.integer("num_attention_heads"), config.head_dim
+    kv_heads, joined = config.integer("num_key_value_heads", heads), "self_attn.qkv_proj.weight"
+    queries, keys = queries_and_keys(config, index, first_key=heads * size)
+    values = (heads + kv_heads) * size
     return {
-        "self_attn.q_proj.weight": (joined, _of_heads(0, heads, size, turned, still)),
-        "self_attn.k_proj.weight": (joined, _of_heads(keys, kv_heads, size, turned)),
+        "self_attn.q_proj.weight": (joined, queries),
+        "self_attn.k_proj.weight": (joined, keys),
         "self_attn.v_proj.weight": (joined, [Taken(values, values + kv_heads * size)]),
-        "mlp.gate_proj.weight": (both, [Taken(0, width)]),
-        "mlp.up_proj.weight": (both, [Taken(width, 2 * width)]),
+        **gate_and_up(config),
     }
-
-
-def _of_heads(first: int, heads: int, size: int, turned: int, still: float = 1.0) -> list[Taken]:
-    """The rows of heads from row `first` on in a bundle's order; those that do not turn times `still`."""
-    if turned == size:
-        return [Taken(first, first + heads * size)]
-    half, pairs = size // 2, turned // 2
-    order = (
-        Taken(0, pairs),
-        Taken(turned, pairs + half, still),
-        Taken(pairs, turned),
-        Taken(pairs + half, size, still),
-    )
-    starts = range(first, first + heads * size, size)
-    return [Taken(start + each.start, start + each.stop, each.factor) for start in starts for each in order]
 
 
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:

@@ -162,17 +162,21 @@ _OTHER_YARN = {"yarn_attn_factor": (1.0,), "yarn_ext_factor": (1.0, -1.0), "yarn
 """Fields of yarn that are not computed with, and their values that change nothing."""
 
 
-def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] = _OTHER_YARN) -> dict[str, Any]:
+def _rope(
+    metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] = _OTHER_YARN, *, part: bool = False
+) -> dict[str, Any]:
     """The rotary embedding of the layers without a window, as an entry of `rope_parameters`.
 
     other_yarn : those of `_OTHER_YARN` that are not computed with
+    part : whether a part of every head may be rotated
 
     As llama.cpp reads it, a factor without a type is linear, and has an older name too. The divisors are those of
     `llama3`; llama.cpp divides the frequencies by them beside any scaling.
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
-    size = _head_dim(metadata)
-    if metadata.integer("rope.dimension_count", size) != size:
+    if part:
+        rope["partial_rotary_factor"] = _turned_share(metadata)
+    elif metadata.integer("rope.dimension_count", size := _head_dim(metadata)) != size:
         raise CheckpointError(f"{metadata.origin}: rotation of a part of every head is not supported")
     kind = metadata.text("rope.scaling.type", "linear")
     factor = metadata.positive("rope.scaling.factor") or metadata.positive("rope.scale_linear") or 1.0
@@ -193,6 +197,13 @@ def _rope(metadata: Metadata, other_yarn: Mapping[str, tuple[float, ...]] = _OTH
         yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
         return {**rope, **yarn, **_yarn_bounds(metadata, other_yarn)}
     raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} is not supported")
+
+
+def _turned_share(metadata: Metadata) -> float:
+    """The rotated share of a head's numbers; just above a share that is no float: 88 * (60 / 88) is below 60."""
+    size = _head_dim(metadata)
+    turned = metadata.integer("rope.dimension_count", size, maximum=size)
+    return min(1.0, math.nextafter(turned / size, 2.0))
 
 
 def _yarn_bounds(metadata: Metadata, other: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
@@ -240,6 +251,18 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
 
 def _seed_oss(metadata: Metadata) -> dict[str, Any]:
     return {**_dense(metadata), "attention_bias": "blk.0.attn_q.bias" in metadata.entries, "attention_out_bias": False}
+
+
+def _glm(metadata: Metadata) -> dict[str, Any]:
+    """GLM-4 and GLM-Edge; conversions of multimodal models, whose rotation has sections, have rows in another order."""
+    if "rope.dimension_sections" in metadata.data:
+        raise CheckpointError(f"{metadata.origin}: rope.dimension_sections is not supported: this is no text model")
+    biased = "blk.0.attn_q.bias" in metadata.entries
+    return {**_without_experts(metadata, _rope(metadata, part=True)), "attention_bias": biased}
+
+
+def _ernie(metadata: Metadata) -> dict[str, Any]:
+    return {**_dense(metadata), "use_bias": False}
 
 
 def _granite(metadata: Metadata) -> dict[str, Any]:
@@ -338,8 +361,7 @@ def _without_window(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     """A file has the same two lists of divisors as a checkpoint of the hub."""
-    size, context = _head_dim(metadata), metadata.integer("context_length", 0)
-    turned = metadata.integer("rope.dimension_count", size, maximum=size)
+    context = metadata.integer("context_length", 0)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
     kind, factor = metadata.text("rope.scaling.type", "longrope"), metadata.positive("rope.scaling.factor")
     if kind not in ("longrope", "linear", "none", "") or factor not in (None, 1.0):
@@ -356,7 +378,7 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
             "attention_factor": grown,
         }
     window = metadata.integer("attention.sliding_window", 0, minimum=0)
-    rope["partial_rotary_factor"] = min(1.0, math.nextafter(turned / size, 2.0))  # 88 * (60 / 88) is below 60
+    rope["partial_rotary_factor"] = _turned_share(metadata)
     return {
         "hidden_act": "silu",
         "sliding_window": window or None,
@@ -506,6 +528,16 @@ _GEMMA_4 = {
     "ffn_down_exps.weight": "experts.down_proj",
 }
 _SEED_OSS = {**_PROJECTIONS, **_BIASES, "post_attention_norm.weight": "post_attention_layernorm.weight"}
+_GLM = {
+    **{name: hub for name, hub in _LLAMA.items() if name != "ffn_gate.weight"},
+    **_BIASES,
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+}
+_GLM_4 = {
+    **_GLM,
+    "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+    "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+}
 _QWEN_3 = {**_LLAMA, **_HEAD_NORMS}
 _QWEN_3_MIXTURE = {
     **_QWEN_3,
@@ -582,6 +614,9 @@ ARCHITECTURES = {
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
     "exaone4": Architecture("Exaone4ForCausalLM", _exaone4, _GEMMA, _MODEL),
     "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, _SEED_OSS, _MODEL),
+    "chatglm": Architecture("GlmForCausalLM", _glm, _GLM, _MODEL),
+    "glm4": Architecture("Glm4ForCausalLM", _glm, _GLM_4, _MODEL),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, _LLAMA, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),

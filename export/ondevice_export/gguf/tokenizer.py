@@ -72,6 +72,7 @@ def _split_by(pattern: str) -> list[dict[str, Any]]:
 
 
 _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2")
+_GLM = ("glm4", "chatglm-bpe")
 _QWEN_2 = ("qwen2", "deepseek-r1-qwen")
 """Names of one pre-tokenizer each."""
 
@@ -83,7 +84,7 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "exaone4": [],
-    **dict.fromkeys((*_LLAMA_3, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
+    **dict.fromkeys((*_LLAMA_3, *_GLM, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
     "tekken": _split_by(_TEKKEN),
     "gpt-4o": _split_by(_GPT_4O),

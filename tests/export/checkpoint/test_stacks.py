@@ -119,6 +119,18 @@ def test_a_joined_matrix_of_another_shape(shape: tuple[int, ...], tmp_path: Path
         assert checkpoint.names == ["x"]
 
 
+def test_the_numbers_of_a_vector_in_another_order(tmp_path: Path) -> None:
+    """As of biases, whose matrices have their rows in it."""
+    numbers = np.arange(2 * WIDTH, dtype=np.float32)
+    taken = [Taken(1, 2 * WIDTH, step=2), Taken(0, 2 * WIDTH, 3.0, step=2)]
+    with opened(tmp_path, {"x": numbers}) as checkpoint:
+        with pytest.raises(CheckpointError, match=r"^x has shape \[16\], .* asks for 8 rows$"):
+            checkpoint.split("", {"x": ("x", taken[:1])})
+        checkpoint.split("", {"x": ("x", taken)})
+        assert checkpoint.shape("x") == numbers.shape
+        np.testing.assert_array_equal(checkpoint.read("x"), [*numbers[1::2], *3 * numbers[::2]])
+
+
 def test_a_joined_matrix_beside_one_of_its_parts(tmp_path: Path) -> None:
     with (
         opened(tmp_path, {name: np.zeros((WIDTH, WIDTH), np.float32) for name in "ax"}) as checkpoint,

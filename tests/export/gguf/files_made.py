@@ -28,6 +28,9 @@ _ARCHITECTURES = {
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "chatglm": gguf.MODEL_ARCH.CHATGLM,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
@@ -206,6 +209,8 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "phi3":
         _describe_longrope(writer, config)
+    if architecture in {"chatglm", "glm4"}:
+        writer.add_rope_dimension_count(int(ropes["partial_rotary_factor"] * config.head_dim))
     if architecture == "exaone4" and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])

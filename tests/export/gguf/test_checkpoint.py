@@ -331,6 +331,21 @@ def test_what_is_not_supported_of_lfm2(tmp_path: Path, architecture: str, said: 
     assert "\n" not in str(caught.value)
 
 
+def test_glm_as_conversions_of_multimodal_or_older_models_is_not_supported(tmp_path: Path) -> None:
+    """Of the former rows are in another order, of the latter queries, keys and values are one matrix."""
+    path = tmp_path / "model.gguf"
+    config = transformers.GlmConfig(**_SIZES, num_hidden_layers=1, pad_token_id=0)
+    model = random_model(transformers.GlmForCausalLM(config))
+    _written(path, "chatglm", model).close()
+    joined = path.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_qkv.weig")
+    _rewrite(path, {"chatglm.rope.dimension_sections": [4, 4, 4, 4]})
+    with pytest.raises(CheckpointError, match=r"rope\.dimension_sections is not supported: this is no text model"):
+        GgufCheckpoint(path)
+    path.write_bytes(joined)
+    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_qkv\.weig has no place in a chatglm model"):
+        GgufCheckpoint(path)
+
+
 def test_the_rotated_part_of_a_head_is_whole(tmp_path: Path) -> None:
     """88 * (60 / 88) is below 60 in float64: 58 numbers were rotated."""
     sizes = {**_SIZES, "hidden_size": 176, "num_attention_heads": 2, "head_dim": 88}

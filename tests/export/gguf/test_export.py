@@ -276,8 +276,32 @@ def test_rows_of_joined_matrices_are_kept_in_another_order(
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_neighbours_are_kept_in_another_order(tmp_path: Path, engine: EngineName, kernels: None) -> None:
+    """Half of a head turns, as in GLM-4; the biases of queries and keys follow the rows."""
+    fields = {**SIZES, "hidden_size": 128, "head_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    model = random_model(transformers.Glm4ForCausalLM(transformers.Glm4Config(**fields, pad_token_id=0)))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 0.15)
+    path = write_gguf(tmp_path / "glm.gguf", "glm4", model.config, state_of(model), kind=Kind.Q4_1, more=_tokens)
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    with GgufCheckpoint(path) as file:
+        weights = {name: torch.tensor(file.read(name)) for name in file.names}
+    model.load_state_dict(weights, strict=False)
+    tensor, found = _stored(bundle, "layers.1.self_attn.k_proj.weight")
+    order = [*range(0, 16, 2), *range(16, 24), *range(1, 16, 2), *range(24, 32)]
+    assert (tensor.format, tensor.shape) == ("int4", (64, 128))
+    np.testing.assert_array_equal(found[32:], weights["model.layers.1.self_attn.k_proj.weight"][32:][order])
+    expected, own = logits_of_both(model, bundle, engine)
+    np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
+
+
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 16},
+    "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
+    "glm4": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
 }
 
 
@@ -285,7 +309,8 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss")),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
+        ("ernie4_5", None),
         ("phi3", 200),
     ],
 )
@@ -307,6 +332,9 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
+        "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),
+        "glm4": (transformers.Glm4ForCausalLM, transformers.Glm4Config),
+        "ernie4_5": (transformers.Ernie4_5ForCausalLM, transformers.Ernie4_5Config),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
