@@ -37,6 +37,9 @@ MAX_EXPERTS = 1024
 MAX_TAPS = 16
 """Most positions that a short convolution sums over; LFM2 has 3."""
 
+MAX_STATE = 1 << 16
+"""Most numbers of a head's state, which threads copy; those of Qwen3.5 have 16,384."""
+
 MAX_FREQUENCY = 1e6
 """Largest rotary frequency, so that its product with a position stays finite."""
 
@@ -76,6 +79,8 @@ class Attention:
     """Whether the projection of the output has a bias."""
     sinks: bool = False
     """Whether every query head has a sink."""
+    gated: bool = False
+    """Whether the heads' outputs are multiplied by sigmoid(gate), a projection of the block's input."""
     type: Literal["attention"] = "attention"
 
     @property
@@ -112,6 +117,58 @@ class ShortConvolution:
     """A convolution has a cache of its own."""
     kind: ClassVar[AttentionKind] = "sliding"
     """Its cache holds the positions that sliding attention with the same window would see."""
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in each half of a row of its cache."""
+        return self.channels // 2
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """projection(norm(o) * silu(z)) of the outputs o of value heads whose memory is a state S [key_dim, value_dim].
+
+    z, b, a and a row of `channels` numbers are projections of the block's input. The row is summed with the ones before
+    it as in a short convolution, without a factor B, and silu of the sum is q, k and v: queries and keys of `key_heads`
+    and values of `value_heads`. Of every value head, with the q and k of its key head, both divided by their length,
+    and q by sqrt(key_dim) too:
+
+        S = exp(decay * softplus(a + dt_bias)) * S
+        S = S + k outer (sigmoid(b) * (v - k @ S))
+        o = q @ S
+
+    The norm is over a head (`Qwen3_5GatedDeltaNet`).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+    """Number of positions that the convolution sums, a row's own and the last ones before it."""
+    tiled: bool = False
+    """Whether value head i has key head i % key_heads, as in GGUF files; else those of a key head are neighbours."""
+    type: Literal["gated_delta"] = "gated_delta"
+
+    kv_source: ClassVar[None] = None
+    """It has states and a cache of its own."""
+    kind: ClassVar[AttentionKind] = "sliding"
+    """The cache of its convolution holds the positions that sliding attention with the same window would see."""
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in a row of keys, and in a row of queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Numbers in a row of values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_width + self.value_width
 
     @property
     def kv_width(self) -> int:
@@ -168,7 +225,7 @@ class LayerEmbedding:
     type: Literal["layer_embedding"] = "layer_embedding"
 
 
-Mixer = Attention | ShortConvolution
+Mixer = Attention | ShortConvolution | GatedDelta
 """The block in which a row reads other positions, from a cache."""
 
 Body = Mixer | FeedForward | LayerEmbedding
@@ -268,13 +325,19 @@ def check_decoder(name: str, decoder: Decoder) -> None:
     for index, layer in enumerate(decoder.layers):
         place = f"layer {index} of {name}"
         types = [block.body.type for block in layer.blocks]
-        known = types[:1] in (["attention"], ["short_convolution"]) and types[1:2] == ["feed_forward"]
+        known = types[:1] in (["attention"], ["short_convolution"], ["gated_delta"]) and types[1:2] == ["feed_forward"]
         require(known, f"{place} has the blocks {', '.join(types)!s:.99}")
         require(types[2:] in ([], ["layer_embedding"]), f"{place} has the blocks {', '.join(types)!s:.99}")
         if isinstance(own := layer.mixer, Attention):
             _check_attention(place, own, decoder)
+        elif isinstance(own, ShortConvolution):
+            _check_convolution(place, own.channels, own.window)
         else:
-            _check_convolution(place, own)
+            for field in ("key_heads", "value_heads", "key_dim", "value_dim"):
+                check_number(f"{field} of {place}", getattr(own, field))
+            require(own.value_heads % own.key_heads == 0, f"value heads of {place} cannot share its key heads")
+            require(own.key_dim * own.value_dim <= MAX_STATE, f"{place} has states of {own.key_dim} x {own.value_dim}")
+            _check_convolution(place, own.channels, own.window)
         if own.window is not None:
             check_number(f"window of {place}", own.window)
             require(own.window == decoder.window, f"the window of {place} is {own.window}, not {decoder.window}")
@@ -310,7 +373,7 @@ def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
     require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
 
 
-def _check_convolution(place: str, own: ShortConvolution) -> None:
-    check_number(f"channels of {place}", own.channels)
-    require(own.channels % 2 == 0, f"{own.channels} channels of {place} have no two halves")
-    check_number(f"window of {place}", own.window, MAX_TAPS)
+def _check_convolution(place: str, channels: int, window: int) -> None:
+    check_number(f"channels of {place}", channels)
+    require(channels % 2 == 0, f"{channels} channels of {place} have no two halves")
+    check_number(f"window of {place}", window, MAX_TAPS)

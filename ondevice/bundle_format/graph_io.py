@@ -16,9 +16,13 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
     embedding_source      int64   [T]        t for a row that is embedded by its token; T + s for soft row s
     past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache; of
                                              convolutions the two halves, [1, Ss, channels / 2]
+    state_rows            float32 [T]        1, or 0 for a row behind which states stay as they are
+    state.N               float32 [1, value_heads, key_dim, value_dim]   for every layer N that has states, behind the
+                                             committed tokens; the new rows are then a chain
     ->
     logits                float32 [R, V]     after the softcap
     hidden                float32 [R, H]     after the final norm; input of the drafter and of heads
+    next_state.N                             `state` behind the new rows
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
 
@@ -89,7 +93,9 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax",
         "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
-    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention"}),
+    "com.microsoft": frozenset({
+        "GatherBlockQuantized", "LinearAttention", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention",
+    }),
 }  # fmt: skip
 """Operators of exported graphs by domain. The exporter writes no others, and no graph with others is opened."""
 
@@ -107,6 +113,7 @@ def mask(kind: AttentionKind) -> str:
 
 
 CONVOLUTION_ROWS = "convolution.rows"
+STATE_ROWS = "state_rows"
 
 
 def write_index(kind: AttentionKind) -> str:
@@ -117,6 +124,16 @@ def write_index(kind: AttentionKind) -> str:
 def past(layer: int, part: Part) -> str:
     """The name of the input with a part of a layer's cache."""
     return f"past.{layer}.{part}"
+
+
+def state(layer: int) -> str:
+    """The name of the input with the states of a layer."""
+    return f"state.{layer}"
+
+
+def next_state(layer: int) -> str:
+    """The name of the output with the states of a layer behind the new rows."""
+    return f"next_state.{layer}"
 
 
 def present(layer: int, part: Part) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
-from ondevice.bundle_format.decoder import Attention, Decoder, LayerEmbedding, Mixer, check_decoder
+from ondevice.bundle_format.decoder import Attention, Decoder, GatedDelta, LayerEmbedding, Mixer, check_decoder
 from ondevice.bundle_format.graph_io import AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
@@ -63,6 +63,15 @@ class Target(Decoder):
     def kv_layers(self) -> list[int]:
         """Indices of the layers that have their own cache, ascending."""
         return [index for index, layer in enumerate(self.layers) if layer.mixer.kv_source is None]
+
+    def states(self) -> dict[int, tuple[int, int, int]]:
+        """The shapes of the states of the layers that have some: [value_heads, key_dim, value_dim]."""
+        found = {index: layer.mixer for index, layer in enumerate(self.layers)}
+        return {
+            index: (own.value_heads, own.key_dim, own.value_dim)
+            for index, own in found.items()
+            if isinstance(own, GatedDelta)
+        }
 
     def last_kv_layer(self, kind: AttentionKind) -> int | None:
         """Index of the last layer with attention of this kind that has its own cache; None if there is none.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
-from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer, ShortConvolution
+from ondevice.bundle_format.decoder import Attention, Block, FeedForward, GatedDelta, Layer, ShortConvolution
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, HeadsKind, Target
 from ondevice.bundle_format.weight_format import (
     BFLOAT16,
@@ -222,7 +222,8 @@ def is_plain(name: str, shape: tuple[int, ...]) -> bool:
     """
     if is_of_tower(name):
         return not name.endswith(TOWER_LINEAR)
-    return len(shape) == 1 or name.endswith(("router.proj.weight", "_bias", CONVOLUTION_TAPS, DRAFTER_CENTROIDS))
+    ends = ("router.proj.weight", "_bias", CONVOLUTION_TAPS, DELTA_TAPS, *DELTA_GATES, DRAFTER_CENTROIDS)
+    return len(shape) == 1 or name.endswith(ends)
 
 
 def is_of_tower(name: str) -> bool:
@@ -233,9 +234,14 @@ def is_of_tower(name: str) -> bool:
 CONVOLUTION_TAPS = "conv.conv.weight"
 """How the names of convolutions' taps end, [channels, window], the one of a row's own position last."""
 
+DELTA_TAPS, DELTA_GATES = "delta.taps.weight", ("delta.b.weight", "delta.a.weight")
+"""How the names of some tensors of a `GatedDelta` end: its taps, [channels, window], and its projections to b and a,
+[value_heads, H]."""
+
 NORMS: dict[str, tuple[str, str]] = {
     "attention": ("input_layernorm", "post_attention_layernorm"),
     "short_convolution": ("input_layernorm", "post_attention_layernorm"),
+    "gated_delta": ("input_layernorm", "post_attention_layernorm"),
     "feed_forward": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     "layer_embedding": ("pre_per_layer_input_norm", "post_per_layer_input_norm"),
 }
@@ -257,12 +263,27 @@ def _block_shapes(block: Block, hidden: int) -> Shapes:
         shapes["conv.in_proj.weight"] = (3 * body.channels, hidden)
         shapes[CONVOLUTION_TAPS] = (body.channels, body.window)
         shapes["conv.out_proj.weight"] = (hidden, body.channels)
+    elif isinstance(body, GatedDelta):
+        shapes |= _delta_shapes(body, hidden)
     elif isinstance(body, FeedForward):
         shapes |= _feed_forward_shapes(body, hidden)
     else:
         shapes["per_layer_input_gate.weight"] = (body.width, hidden)
         shapes["per_layer_projection.weight"] = (hidden, body.width)
     return shapes | {f"{norms[1]}.weight": (hidden,)} if block.norm_out else shapes
+
+
+def _delta_shapes(body: GatedDelta, hidden: int) -> Shapes:
+    return {
+        "delta.qkv.weight": (body.channels, hidden),
+        "delta.z.weight": (body.value_width, hidden),
+        **dict.fromkeys(DELTA_GATES, (body.value_heads, hidden)),
+        DELTA_TAPS: (body.channels, body.window),
+        "delta.decay": (body.value_heads,),
+        "delta.dt_bias": (body.value_heads,),
+        "delta.scale": (body.value_dim,),
+        "delta.out.weight": (hidden, body.value_width),
+    }
 
 
 def _attention_shapes(body: Attention, hidden: int) -> Shapes:
@@ -277,6 +298,8 @@ def _attention_shapes(body: Attention, hidden: int) -> Shapes:
         shapes["self_attn.o_proj.bias"] = (hidden,)
     if body.sinks:
         shapes["self_attn.sinks"] = (body.heads,)
+    if body.gated:
+        shapes["self_attn.gate_proj.weight"] = (body.query_width, hidden)
     return shapes | {"self_attn.o_proj.weight": (hidden, body.query_width)}
 
 

@@ -48,6 +48,7 @@ from ondevice.engines.protocol import (
 )
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
+from ondevice.engines.states import States
 from ondevice.errors import BundleCorruptError, UsageError, pass_on, reason
 from ondevice.forks import ForkGuard
 
@@ -170,6 +171,7 @@ class OrtSession(CachedSequence):
         super().__init__(
             make_caches(engine.target, lambda own: np.dtype((np.float32, (own.kv_width,))), engine.most_rows, VIEWS),
             origin,
+            States(shapes) if (shapes := engine.target.states()) else None,
         )
         self.engine = engine
         self._bound, self._drafts, self._heads = bound, drafts, heads
@@ -191,12 +193,30 @@ class OrtSession(CachedSequence):
 
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
+
+        Raises:
+            ValueError: rows of a tree that is no chain, in a model with states.
         """
-        bound, length, tree, wanted, target = self._bound, self.length, rows.tree, rows.wanted, self.engine.target
+        if self._states is not None:
+            if not rows.tree.is_chain:
+                raise ValueError("rows that states pass are a chain on the ort engine")
+            if unread := self.unread:
+                self._run(Rows(self, TokenTree.chain(unread), []), self._states.length)
+                self._states.advance(self.length)
+        return self._run(rows, self.length)
+
+    def _run(self, rows: Rows, length: int) -> tuple[Float32Array, Float32Array]:
+        """Run rows behind `length` tokens."""
+        bound, tree, wanted, target = self._bound, rows.tree, rows.wanted, self.engine.target
         needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
         if self.engine.pads_single_rows:
             tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
         count = len(tree)
+        if self._states is not None:
+            bound.array(graph_io.STATE_ROWS, (np.arange(count) < len(rows.tree)).astype(np.float32))
+            for layer in self._states.layers:
+                bound.view(graph_io.state(layer), self._states.present(layer))
+                bound.output(graph_io.next_state(layer), self._states.following(layer)[None])
         bound.array(graph_io.TOKEN_IDS, np.where(tree.tokens < 0, self.engine.pad, tree.tokens))
         if self.engine.takes_soft_rows:
             self._bind_embeddings(tree.tokens, rows.soft)
@@ -353,14 +373,14 @@ class OrtEngine:
         self.pads_single_rows = self._sums_single_rows_apart()
 
     def _sums_single_rows_apart(self) -> bool:
-        """Run one token alone and twice, after some others, and compare the bits of the logits."""
+        """Run one token alone and before another, after some others, and compare the bits of its logits."""
         with closing(self.open_session()) as session:
             before = TokenTree.chain(range(min(PROBED, self.target.vocab_size, session.max_rows() - 1)))
             session.run(Rows(session, before, []))
             session.set_pending(before)
             session.commit(range(len(before)))
             alone = session.run(Rows(session, TokenTree.chain([1]), [0]))[0].copy()
-            twice = session.run(Rows(session, _at_least_two(TokenTree.chain([1])), [0, 0]))[0]
+            twice = session.run(Rows(session, TokenTree.chain([1, 1]), [0, 1]))[0]
             return not np.array_equal(alone[0], twice[0])
 
     def open_session(self) -> OrtSession:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from typing import Self
 
@@ -16,6 +17,7 @@ from ondevice.engines import session_file
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.session_file import SessionOrigin
+from ondevice.engines.states import HeldStates, States
 from ondevice.errors import UsageError
 
 SNAPSHOTS = 8
@@ -25,23 +27,42 @@ SNAPSHOT_BYTES = 1 << 26
 """Most bytes of a sequence's snapshots together. One takes 7 MB at Gemma 4 E2B's shape in fp16."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Copies of what the sliding cache and the states held at an earlier length."""
+
+    rows: HeldRows
+    states: HeldStates | None
+
+    @property
+    def length(self) -> int:
+        return self.rows.length
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.states is None else self.states.nbytes)
+
+
 class CachedSequence(ABC):
     """Committed and pending rows of one sequence, in caches of its own. Methods without a docstring: see `Session`."""
 
     exact_trees = True
 
-    def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: SessionOrigin) -> None:
+    def __init__(
+        self, caches: Mapping[AttentionKind, KVCache], origin: SessionOrigin, states: States | None = None
+    ) -> None:
         """
         Args:
             caches: empty caches, by kind of attention.
             origin: the bundle, engine and options that a file of this sequence must have been written with.
+            states: the states of layers with the gated delta rule; None without any.
         """
         self._caches = caches
+        self._states = states
         self._origin = origin
         self._tokens: list[int] = []
         self._pending: TokenTree | None = None
-        self._snapshots: tuple[HeldRows, ...] = ()
-        """Copies of what the sliding cache held at earlier lengths."""
+        self._snapshots: tuple[Snapshot, ...] = ()
         self._closed = False
 
     @property
@@ -58,7 +79,14 @@ class CachedSequence(ABC):
 
     @property
     def nbytes(self) -> int:
-        return sum(cache.nbytes for cache in self._caches.values()) + sum(kept.nbytes for kept in self._snapshots)
+        states = 0 if self._states is None else self._states.nbytes
+        snapshots = sum(kept.nbytes for kept in self._snapshots)
+        return states + snapshots + sum(cache.nbytes for cache in self._caches.values())
+
+    @property
+    def unread(self) -> Sequence[int]:
+        """The last committed tokens that the states are not behind: the next forward reads them again."""
+        return [] if self._states is None else self._tokens[self._states.length :]
 
     @property
     def drafts(self) -> DraftStep | None:
@@ -89,6 +117,8 @@ class CachedSequence(ABC):
         tokens = pending.tokens.tolist()
         self._pending = None
         self._tokens += [tokens[row] for row in path]
+        if self._states is not None and pending.is_chain and len(path) == len(pending):
+            self._states.advance(self.length)
 
     def rewind(self, length: int) -> int:
         self.check_open()
@@ -108,7 +138,10 @@ class CachedSequence(ABC):
             return
         if "sliding" not in self._caches:  # full caches hold every position
             return
-        kept = [*self._snapshots, self._caches["sliding"].held(self.length).copy()][-SNAPSHOTS:]
+        if self.unread:  # the states of this length are not there yet
+            return
+        held = None if self._states is None else self._states.held()
+        kept = [*self._snapshots, Snapshot(self._caches["sliding"].held(self.length).copy(), held)][-SNAPSHOTS:]
         while len(kept) > 1 and sum(each.nbytes for each in kept) > SNAPSHOT_BYTES:
             kept.pop(0)
         self._snapshots = tuple(kept)
@@ -122,7 +155,9 @@ class CachedSequence(ABC):
         reached = wanted if self._in_place(wanted) else self._reach(snapshot, wanted)
         other = self._sibling()
         for kind, cache in self._caches.items() if reached else ():
-            other._caches[kind].adopt(snapshot if snapshot and kind == "sliding" else cache.held(reached))
+            other._caches[kind].adopt(snapshot.rows if snapshot and kind == "sliding" else cache.held(reached))
+        if self._states is not None and other._states is not None and reached:
+            other._states.adopt((snapshot and snapshot.states) or self._states.held())
         other._tokens = self._tokens[:reached]
         other._snapshots = tuple(kept for kept in self._snapshots if kept.length <= reached)
         return other
@@ -132,18 +167,22 @@ class CachedSequence(ABC):
         if not self.length:
             raise UsageError("an empty sequence cannot be saved: run a prompt first")
         held = {kind: cache.held(self.length) for kind, cache in self._caches.items()}
-        session_file.write(path, self._origin, self._tokens, held)
+        states = None if self._states is None else self._states.held()
+        session_file.write(path, self._origin, self._tokens, held, states)
 
     def load(self, path: str | PathLike[str], vocab_size: int, most: int) -> None:
         """Replace this sequence by the one that `save` wrote to a file; arguments and errors: `session_file.read`."""
-        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, most)
+        states = None if self._states is None else self._states.held()
+        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, most, states=states)
         for kind, cache in self._caches.items():
             cache.adopt(held[kind])
+        if self._states is not None and states is not None:
+            self._states.adopt(states)
         self._tokens = tokens
 
     def close(self) -> None:
         self._closed = True
-        self._caches, self._snapshots, self._tokens, self._pending = {}, (), [], None
+        self._caches, self._states, self._snapshots, self._tokens, self._pending = {}, None, (), [], None
 
     def check_open(self) -> None:
         """Raise UsageError if the session was closed."""
@@ -151,24 +190,31 @@ class CachedSequence(ABC):
             raise UsageError("this session is closed: open another")
 
     def _in_place(self, length: int) -> bool:
-        return all(cache.can_rewind(length) for cache in self._caches.values())
+        behind = self._states is None or self._states.length <= length
+        return behind and all(cache.can_rewind(length) for cache in self._caches.values())
 
-    def _best_snapshot(self, length: int) -> HeldRows | None:
+    def _best_snapshot(self, length: int) -> Snapshot | None:
         """The snapshot from which most of the first `length` tokens can be kept."""
         return max(self._snapshots, key=lambda kept: self._reach(kept, length), default=None)
 
-    def _reach(self, snapshot: HeldRows | None, length: int) -> int:
+    def _reach(self, snapshot: Snapshot | None, length: int) -> int:
         """How many of the first `length` tokens can be kept with a snapshot's rows."""
         if snapshot is None:
             return 0
         reached = min(length, snapshot.length)
-        return reached if self._caches["sliding"].can_adopt(snapshot, reached) else 0
+        if snapshot.states is not None and snapshot.length > length:
+            return 0
+        return reached if self._caches["sliding"].can_adopt(snapshot.rows, reached) else 0
 
-    def _restore(self, snapshot: HeldRows | None, length: int) -> None:
+    def _restore(self, snapshot: Snapshot | None, length: int) -> None:
         reached = self._reach(snapshot, length)
         tokens, self._tokens = self._tokens, []  # after an interrupt here, the sequence is empty
         for cache in self._caches.values():
             cache.clear()
+        if self._states is not None:
+            self._states.clear()
         if snapshot is not None and reached:
-            self._caches["sliding"].adopt(snapshot)
+            self._caches["sliding"].adopt(snapshot.rows)
+            if self._states is not None and snapshot.states is not None:
+                self._states.adopt(snapshot.states)
         self._tokens = tokens[:reached]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import HeldRows, KVCache
+from ondevice.engines.states import HeldStates
 from ondevice.errors import SessionFileError
 from ondevice.files import replacing
 
@@ -60,7 +61,11 @@ class SessionOrigin:
 
 
 def write(
-    path: str | PathLike[str], origin: SessionOrigin, tokens: Sequence[int], held: Mapping[AttentionKind, HeldRows]
+    path: str | PathLike[str],
+    origin: SessionOrigin,
+    tokens: Sequence[int],
+    held: Mapping[AttentionKind, HeldRows],
+    states: HeldStates | None = None,
 ) -> None:
     """Write a session file; an interrupt leaves the old file, or none.
 
@@ -69,6 +74,7 @@ def write(
         origin: the settings that the rows depend on.
         tokens: the committed tokens.
         held: their rows, by kind of attention.
+        states: the states of layers with the gated delta rule, behind some of the tokens; None without any.
 
     Raises:
         OSError: it cannot be written, or is something other than a file, such as a device, which must not be replaced.
@@ -78,10 +84,12 @@ def write(
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
     bases = {kind: rows.base for kind, rows in held.items()}
-    header = json.dumps({**dataclasses.asdict(origin), "bases": bases, "tokens": list(tokens)}).encode()
+    read = {} if states is None else {"read": states.length}
+    header = json.dumps({**dataclasses.asdict(origin), "bases": bases, **read, "tokens": list(tokens)}).encode()
     with replacing(path) as file:
         digest = hashlib.sha256()
         pieces: list[bytes | memoryview] = [MAGIC, _PREFIX.pack(VERSION, len(header)), header, *_pieces(held)]
+        pieces += [] if states is None else map(_bytes, states.arrays.values())
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
@@ -96,6 +104,8 @@ def read(
     caches: Mapping[AttentionKind, KVCache],
     vocab_size: int,
     most: int,
+    *,
+    states: HeldStates | None = None,
 ) -> tuple[list[int], dict[AttentionKind, HeldRows]]:
     """Read a session file.
 
@@ -105,6 +115,7 @@ def read(
         caches: the caches of a new sequence, from which the size of the rows follows.
         vocab_size: every token id must be smaller.
         most: most tokens that the file may have.
+        states: those of a new sequence, which become those of the file; None without any.
 
     Returns:
         The tokens, and the rows for `caches` to adopt, by kind of attention.
@@ -118,7 +129,7 @@ def read(
     with Path(path).open("rb") as file:
         reader = _Reader(file, os.fstat(file.fileno()).st_size)
         try:
-            return _read(reader, origin, caches, vocab_size, most)
+            return _read(reader, origin, caches, vocab_size, most, states=states)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SessionFileError(path, f"it is damaged ({error})") from error
         except _OtherError as error:
@@ -161,7 +172,13 @@ class _Reader:
 
 
 def _read(
-    reader: _Reader, origin: SessionOrigin, caches: Mapping[AttentionKind, KVCache], vocab_size: int, most: int
+    reader: _Reader,
+    origin: SessionOrigin,
+    caches: Mapping[AttentionKind, KVCache],
+    vocab_size: int,
+    most: int,
+    *,
+    states: HeldStates | None,
 ) -> tuple[list[int], dict[AttentionKind, HeldRows]]:
     if reader.take(len(MAGIC)) != MAGIC:
         raise ValueError("it does not begin like one")
@@ -181,6 +198,10 @@ def _read(
         for array in rows.rows.values():
             for part in array:
                 reader.fill(_bytes(part))
+    if states is not None:
+        states.length = _number(header["read"], len(tokens) + 1)
+        for array in states.arrays.values():
+            reader.fill(_bytes(array))
     reader.finish()
     return tokens, held
 

@@ -145,7 +145,7 @@ def test_a_failing_compiler_leaves_the_other_engine(run, monkeypatch):
 def test_a_bundle(run, bundle):
     facts = facts_of(run, bundle, "--verify-hashes")
     assert facts["name"] == "toy-model"
-    assert facts["layers"] == {"all": 2, "sliding": 1, "full": 1, "convolutions": 0, "with_cache": 2}
+    assert facts["layers"] == {"all": 2, "sliding": 1, "full": 1, "convolutions": 0, "with_states": 0, "with_cache": 2}
     assert facts["drafter"] is None
     assert facts["sources"] == {"target": "someone/toy@abc123"}
     assert facts["bytes"] == sum(facts["files"].values())

@@ -3,12 +3,17 @@
 Every reader of a configuration then knows one spelling only. A checkpoint that is no directory of the hub (a GGUF file)
 presents its metadata as such a mapping.
 
-    layer_types          one of `full_attention` and `sliding_attention` for every layer, or `conv`
+    layer_types          one of `full_attention` and `sliding_attention` for every layer, or `conv`, or
+                         `linear_attention`
     rope_parameters      for each kind of attention, its `rope_type`, `rope_theta` and what the type needs
     no_rope_layers       for every layer 1, or 0 if it does not rotate; only of classes that have such layers
     hidden_activation    the activation, with its older names
     alternating_experts  whether rows of gate and up alternate in experts, whose matrices are then stored transposed
                          unless they are quantised; false for a file that has all of gate first
+    log_decay            whether the decay of the gated delta rule is stored as log(-decay); false for a file that has
+                         it itself
+    tiled_value_heads    whether value head i of the gated delta rule has key head i modulo their number, as in a file,
+                         not those of a key head next to each other
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already
 """
@@ -22,7 +27,9 @@ from ondevice.bundle_format.decoder import MAX_LAYERS
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import JsonFields
 
-SLIDING, FULL, CONVOLUTION = "sliding_attention", "full_attention", "conv"
+SLIDING, FULL, CONVOLUTION, DELTA = "sliding_attention", "full_attention", "conv", "linear_attention"
+_OTHER_MIXERS = {"conv_L_cache": CONVOLUTION, "linear_conv_kernel_dim": DELTA}
+"""Fields of the classes that have other layers than attention -> the kind of these."""
 _ORIGINAL = "original_max_position_embeddings"
 
 _UNSUPPORTED = (
@@ -110,21 +117,29 @@ def _no_rope_layers(fields: JsonFields) -> list[Any]:
 
 def _layer_types(fields: JsonFields) -> list[str]:
     data, count = fields.data, fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    given, convolves = data.get("layer_types"), "conv_L_cache" in data
-    if given is not None:
+    if (given := data.get("layer_types")) is not None:
         if isinstance(given, list):  # a name of full attention beside Mamba layers
             given = [FULL if name == "attention" else name for name in given]
-        known = (SLIDING, FULL, CONVOLUTION) if convolves else (SLIDING, FULL)
+        known = {SLIDING, FULL, *(kind for name, kind in _OTHER_MIXERS.items() if name in data)}
         if not isinstance(given, list) or len(given) != count or not all(name in known for name in given):
             raise CheckpointError(
                 f"{fields.origin}: layer_types does not name {count} full or sliding attention layers"
             )
         return list(given)
-    if convolves:
+    if "full_attention_interval" in data:
+        every = fields.integer("full_attention_interval")
+        return [DELTA if (index + 1) % every else FULL for index in range(count)]
+    if "conv_L_cache" in data:
         attending = data.get("full_attn_idxs", list(range(count)))
         if not isinstance(attending, list):
             raise CheckpointError(f"{fields.origin}: full_attn_idxs is {attending!r:.99}, expected numbers of layers")
         return [FULL if index in attending else CONVOLUTION for index in range(count)]
+    return _windows(fields)
+
+
+def _windows(fields: JsonFields) -> list[str]:
+    """The kinds of layers that all have attention."""
+    data, count = fields.data, fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if not fields.flag("use_sliding_window", True) or "sliding_window" not in data:
         return [FULL] * count
     if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window

@@ -224,6 +224,7 @@ def _named(checkpoint: Checkpoint, names: TensorNames, config: Config) -> NamedT
         norm_offset=float(config.integer("norm_offset", 0, 0, 1)),
         logits_divisor=config.number("logits_scaling", 1.0),
         alternating=config.flag("alternating_experts"),
+        log_decay=config.flag("log_decay"),
     )
 
 

@@ -48,6 +48,7 @@ class NamedTensors:
         norm_offset: added to the weights of norms; some families store them without the 1 that their code adds.
         logits_divisor: of the logits; the weight of the last norm is divided by it, because a tied head cannot be.
         alternating: whether the biases of an expert's gate and up alternate; those of gate come first in a bundle.
+        log_decay: whether the checkpoint has log(-decay) in the place of a `GatedDelta`'s decay.
     """
 
     checkpoint: Checkpoint
@@ -55,6 +56,7 @@ class NamedTensors:
     norm_offset: float = 0.0
     logits_divisor: float = 1.0
     alternating: bool = False
+    log_decay: bool = False
 
     def read(self, own: str) -> Float32Array:
         """A small tensor by its name in a bundle, as float32."""
@@ -65,4 +67,6 @@ class NamedTensors:
             values = values / np.float32(self.logits_divisor)
         if self.alternating and own.endswith("experts.gate_up_proj_bias"):
             values = values.reshape(len(values), -1, 2).swapaxes(1, 2).reshape(values.shape)
+        if self.log_decay and own.endswith("delta.decay"):
+            values = -np.exp(values)
         return values

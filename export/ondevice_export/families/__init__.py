@@ -26,6 +26,7 @@ from ondevice_export.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
 )
 from ondevice_export.families.family import Config, Family, decoder
 
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     *lfm2.FAMILIES,
     *exaone4.FAMILIES,
     *neighbours.FAMILIES,
+    *qwen3_5.FAMILIES,
 )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ondevice.bundle_format.decoder import Activation, Attention, Block, FeedForward, Layer, Mixer, rotary_numbers
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.config import CONVOLUTION, SLIDING, newer_spelling
+from ondevice_export.checkpoint.config import CONVOLUTION, DELTA, SLIDING, newer_spelling
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.rope import rotary, usable_context
 from ondevice_export.checkpoint.stacks import Taken
@@ -56,7 +56,7 @@ class Config(JsonFields):
         self.ropes: list[tuple[float, ...]] = []
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads", maximum=MAX_HEADS)
         self.head_dim = self.integer("head_dim", max(1, hidden // heads))
-        most, kinds = self.integer("max_position_embeddings"), set(data["layer_types"]) - {CONVOLUTION}
+        most, kinds = self.integer("max_position_embeddings"), set(data["layer_types"]) - {CONVOLUTION, DELTA}
         if not kinds:
             raise CheckpointError(f"{origin}: no layer has attention, which is not supported")
         self.context, self.limit = (
@@ -64,7 +64,7 @@ class Config(JsonFields):
         )
 
     def kind(self, index: int) -> str:
-        """`full_attention`, `sliding_attention` or `conv`."""
+        """`full_attention`, `sliding_attention`, `conv` or `linear_attention`."""
         return str(self.data["layer_types"][index])
 
     @property

@@ -29,11 +29,12 @@ def turned_numbers(config: Config, index: int) -> int:
 
 
 def queries_and_keys(
-    config: Config, index: int, *, first_key: int = 0, neighbours: bool = False
+    config: Config, index: int, *, first_key: int = 0, query_stride: int | None = None, neighbours: bool = False
 ) -> tuple[Sequence[Taken], Sequence[Taken]]:
     """The rows of all heads of queries, which begin at row 0 of their matrix, and of keys, in a bundle's order.
 
     first_key : the first row of keys in their matrix
+    query_stride : the rows from one head of queries to the next, if there are others between them
     neighbours : whether number 2 * i is rotated with the next, not number i with one half of the rotated numbers on
     """
     heads, size, turned = config.integer("num_attention_heads"), config.head_dim, turned_numbers(config, index)
@@ -45,14 +46,14 @@ def queries_and_keys(
     if neighbours:
         first, second = Taken(0, turned, step=2), Taken(1, turned, step=2)
 
-    def of(start: int, count: int, factor: float) -> Sequence[Taken]:
-        if turned == size and not neighbours:
-            return [Taken(start, start + count * size)]
+    def of(starts: range, factor: float) -> Sequence[Taken]:
         order = (first, Taken(turned, pairs + half, factor), second, Taken(pairs + half, size, factor))
-        heads_at = range(start, start + count * size, size)
-        return [Taken(at + each.start, at + each.stop, each.factor, each.step) for at in heads_at for each in order]
+        if turned == size and not neighbours:
+            order = (Taken(0, size),)
+        return [Taken(at + each.start, at + each.stop, each.factor, each.step) for at in starts for each in order]
 
-    return of(0, heads, still), of(first_key, kv_heads, 1.0)
+    stride = query_stride or size
+    return of(range(0, heads * stride, stride), still), of(range(first_key, first_key + kv_heads * size, size), 1.0)
 
 
 def gate_and_up(config: Config, joined: str = "mlp.gate_up_proj.weight") -> Mapping[str, RowsOf]:

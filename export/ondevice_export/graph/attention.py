@@ -59,7 +59,11 @@ class SelfAttention:
         inputs = self._fold(query), cache.key, cache.value, rows.mask(body.kind, self._group)
         sizes: dict[str, Any] = {"q_num_heads": kv, "kv_num_heads": kv, "scale": body.scale}
         attended = self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
-        out = self._module.linear(self._unfold(attended), "o_proj")
+        unfolded = self._unfold(attended)
+        if body.gated:
+            gate = self._builder.op("Sigmoid", self._module.linear(x, "gate_proj"))
+            unfolded = self._builder.op("Mul", unfolded, gate)
+        out = self._module.linear(unfolded, "o_proj")
         return self._builder.op("Add", out, self._module.vector("o_proj.bias")) if body.output_bias else out
 
     def new_rows(self, x: ir.Value, rows: TokenRows) -> KeyValue:

@@ -28,7 +28,19 @@ class WindowRows:
         self._factors = [builder.op("Cast", builder.reshape(each, -1, 1), to=ir.DataType.FLOAT) for each in there]
         """[T, 1], 0 for positions before the first one."""
 
-    def sum(self, cache: ir.Value, width: int, taps: Sequence[ir.Value]) -> ir.Value:
+    def convolve(self, cache: KeyValue, taps: ir.Value, width: int) -> ir.Value:
+        """The sums of taps [2 * width, window] times cache rows, whose halves are [1, S, width]: [T, 2 * width]."""
+        builder, window = self._builder, len(self._places)
+        last_first = [builder.constant(np.array(window - 1 - j)) for j in range(window)]
+        halves = [
+            self._sum(part, width, [builder.op("Gather", own, column, axis=1) for column in last_first])
+            for part, own in zip(
+                (cache.key, cache.value), builder.ops("Split", taps, axis=0, num_outputs=2, outputs=2), strict=True
+            )
+        ]
+        return builder.op("Concat", *halves, axis=-1)
+
+    def _sum(self, cache: ir.Value, width: int, taps: Sequence[ir.Value]) -> ir.Value:
         """The sum over j of tap j [width] times the cache row of column j: [1, S, width] -> [T, width]."""
         builder = self._builder
         flat = builder.reshape(cache, -1, width)
@@ -60,12 +72,5 @@ class Convolution:
 
     def mix(self, rows: WindowRows, cache: KeyValue) -> ir.Value:
         """The block's output, [T, H]."""
-        builder, window = self._builder, self._body.window
-        taps = builder.ops("Split", self._module.vector("conv.weight"), axis=0, num_outputs=2, outputs=2)
-        last_first = [builder.constant(np.array(window - 1 - j)) for j in range(window)]
-        halves = [
-            rows.sum(part, self._body.kv_width, [builder.op("Gather", own, column, axis=1) for column in last_first])
-            for part, own in zip((cache.key, cache.value), taps, strict=True)
-        ]
-        mixed = builder.op("Mul", self._gate, builder.op("Concat", *halves, axis=-1))
-        return self._module.linear(mixed, "out_proj")
+        summed = rows.convolve(cache, self._module.vector("conv.weight"), self._body.kv_width)
+        return self._module.linear(self._builder.op("Mul", self._gate, summed), "out_proj")

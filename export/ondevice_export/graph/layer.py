@@ -15,8 +15,9 @@ from ondevice_export.graph.matrix import gather, linear, product
 from ondevice_export.graph.weights import Module
 
 READERS = {
-    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.gate_proj"),
     "short_convolution": ("conv.in_proj",),
+    "gated_delta": (),
     "feed_forward": ("mlp.gate_proj", "mlp.up_proj"),
     "layer_embedding": ("per_layer_input_gate",),
 }

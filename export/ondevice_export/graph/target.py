@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.decoder import Attention, Mixer
+from ondevice.bundle_format.decoder import GatedDelta, Mixer, ShortConvolution
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
 from ondevice_export.graph.convolution import Convolution, WindowRows
+from ondevice_export.graph.delta import Delta
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs
 from ondevice_export.graph.matrix import gather, linear
@@ -75,6 +76,7 @@ class TargetGraph:
         if config.convolves:
             self._window_rows = WindowRows(builder, inputs[graph_io.CONVOLUTION_ROWS], config.window or 0)
         self._caches: dict[int, KeyValue] = {}
+        self._states: dict[int, ir.Value] = {}
         table = weights.matrix(EMBEDDING, weights.formats.head)
         self.tokens = TokenMatrices(table, table if config.tied else weights.matrix(HEAD, weights.formats.head))
 
@@ -104,6 +106,8 @@ class TargetGraph:
         for index, cache in self._caches.items():
             builder.output(graph_io.present(index, "key"), cache.key)
             builder.output(graph_io.present(index, "value"), cache.value)
+        for index, states in self._states.items():
+            builder.output(graph_io.next_state(index), states)
 
     def _embed(self) -> _Stream:
         with self._builder.scope("embed"):
@@ -128,10 +132,16 @@ class TargetGraph:
         return _Stream(hidden, stream.per_layer, stream.rows)
 
     def _mix(self, index: int, rows: TokenRows, module: Module, body: Mixer, x: ir.Value) -> ir.Value:
-        if not isinstance(body, Attention):
+        if isinstance(body, ShortConvolution):
             assert self._window_rows is not None
             convolution = Convolution(module.at("conv."), body, x)
             return convolution.mix(self._window_rows, self._written(index, body, convolution.new_rows()))
+        if isinstance(body, GatedDelta):
+            assert self._window_rows is not None
+            delta, state = Delta(module.at("delta."), body, x), self._inputs[graph_io.state(index)]
+            written, counts = self._written(index, body, delta.new_rows()), self._inputs[graph_io.STATE_ROWS]
+            out, self._states[index] = delta.mix(self._window_rows, written, state, counts)
+            return out
         attention = SelfAttention(module.at("self_attn."), body)
         if body.kv_source is None:
             self._written(index, body, attention.new_rows(x, rows))

@@ -45,6 +45,7 @@ from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import ForwardRows, KeptRows, TargetForward
+from ondevice.engines.states import States
 from ondevice.errors import UsageError
 from ondevice.forks import ForkGuard
 from ondevice.preparation import Preparation
@@ -113,12 +114,13 @@ class SimdEngine:
         self._check_open()
         program, kind = self._program, self._cache_type
         caches = make_caches(self.target, partial(cache_unit, kind), self.most_rows, VIEWS, UNITS)
+        states = States(shapes) if (shapes := self.target.states()) else None
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:
             drafts = DraftState(program.drafter, drafter.config.frequencies(), BITS[kind])
         heads = {kind: HeadsState(plan) for kind, plan in program.heads.items()}
-        return SimdSession(self, caches, SequenceRecord(program.caches), index, drafts, heads)
+        return SimdSession(self, caches, states, SequenceRecord(program.caches), index, drafts, heads)
 
     def load_session(self, path: str | PathLike[str]) -> SimdSession:
         session = self.open_session()
@@ -133,8 +135,9 @@ class SimdEngine:
             and continuation.drafting is not None
         ):
             return [self._draft_and_verify(sessions[0], batch[0], continuation, continuation.drafting)]
-        rows = ForwardRows.of(batch, self._pad)
-        if sessions[0].looks_up:  # the codes of new keys are made between two forwards
+        self._make_room(sessions, batch)
+        rows = ForwardRows.of(batch, self._pad, [session.unread for session in sessions])
+        if sessions[0].looks_up or self.target.states():  # the codes of new keys are made between two forwards
             rows.continuation = None
         is_whole = rows.path.is_whole
         with self.computing() as program:
@@ -158,8 +161,8 @@ class SimdEngine:
             chosen = self._state.chosen() if runs > 1 else []
             seconds = (time.perf_counter() - started) / runs
         outputs, first = [], 0
-        for session, tree, count in zip(sessions, rows.trees, rows.counts, strict=True):
-            pending = tree if not chosen else TokenTree.chain([*tree.tokens.tolist(), *chosen])
+        for session, given, count in zip(sessions, batch, rows.counts, strict=True):
+            pending = given.tree if not chosen else TokenTree.chain([*given.tree.tokens.tolist(), *chosen])
             session.finish(pending if is_whole else None, lease)
             logits, hidden = buffer.part(first, count + len(chosen))
             width = self.target.vocab_size if rows.path.stop is None else 0
@@ -167,6 +170,12 @@ class SimdEngine:
             outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read, chosen))
             first += count
         return outputs
+
+    def _make_room(self, sessions: Sequence[SimdSession], batch: Sequence[Rows]) -> None:
+        """Read what sessions have to read again in forwards of their own, if it does not fit beside the rows."""
+        if sum(len(session.unread) for session in sessions) + sum(len(rows.tree) for rows in batch) > self.most_rows:
+            for session in sessions:
+                session.read_again()
 
     def _draft_and_verify(
         self, session: SimdSession, given: Rows, continuation: MultiStep, drafting: EngineDrafts
@@ -267,6 +276,7 @@ class SimdSession(CachedSequence):
         self,
         engine: SimdEngine,
         caches: Mapping[AttentionKind, KVCache],
+        states: States | None,
         record: SequenceRecord,
         index: KeyIndex | None,
         drafts: DraftState | None,
@@ -275,14 +285,14 @@ class SimdSession(CachedSequence):
         """
         Args:
             engine: runs its forwards; its `origin` is the sequence's.
-            caches: as in `CachedSequence`.
+            caches, states: as in `CachedSequence`.
             record: the sequence's record for the kernels.
             index: the codes of its keys; None if all attention is exact.
             drafts: the drafter's state, if there is one. Made here, because a generation's first draft step, which is
                 timed, would take three times as long with it.
             heads: the states of heads, by kind.
         """
-        super().__init__(caches, engine.origin)
+        super().__init__(caches, engine.origin, states)
         self.engine = engine
         self._record, self._index, self._drafts, self._heads = record, index, drafts, heads
         self._lease: Lease | None = None
@@ -302,7 +312,8 @@ class SimdSession(CachedSequence):
 
     @property
     def drafts(self) -> DraftStep | None:
-        return None if self._drafts is None or self.looks_up else self._drafts.answer
+        alone = self._drafts is None or self.looks_up or self._states is not None
+        return None if alone or self._drafts is None else self._drafts.answer
 
     def begin_drafts(self, following: int) -> DraftState:
         """Set up the drafter for rounds that follow each other, with so many further positions."""
@@ -324,11 +335,26 @@ class SimdSession(CachedSequence):
         length, record = self.length, self._record
         kept, self._kept = self._kept, None  # the forward that begins may overwrite these rows
         self._pending = self._drafts_after = self._lease = None
+        first = length - len(self.unread)
         for cache in self._caches.values():
-            cache.reserve(length, rows)
+            cache.reserve(first, rows)
         record.follow(self._caches)
         self._follow_index(length)
+        if self._states is not None:
+            record.follow_states(self._states)
         return record, kept if kept is not None and (kept.length, kept.bases) == (length, self._bases) else None
+
+    def read_again(self) -> None:
+        """Run the tokens that the states are not behind."""
+        if not (unread := self.unread):
+            return
+        tokens = self._tokens
+        try:
+            self._tokens = tokens[: -len(unread)]
+            self.engine.forward([Rows(self, TokenTree.chain(unread), [])])
+            self.commit(range(len(unread)))
+        finally:
+            self._tokens = tokens
 
     def keep(self, passed: LayerPath, tree: TokenTree, streams: list[Float32Array]) -> None:
         """Keep what a draft forward computed in the lower layers, for the next forward."""
@@ -344,6 +370,8 @@ class SimdSession(CachedSequence):
         """
         self._pending = tree
         self._lease = lease
+        if self._states is not None:
+            self._states.length = self.length
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self.check_open()

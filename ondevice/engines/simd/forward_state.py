@@ -34,6 +34,7 @@ from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.attention_memory import SPLIT_ROWS
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
+from ondevice.engines.states import States
 from ondevice.native.functions import address_of
 
 
@@ -72,12 +73,12 @@ class SequenceRecord(SlotArray):
         self._capacities: dict[AttentionKind, int] = {}
         self._version = 0
 
-    def set_rows(self, tree: TokenTree, length: int) -> None:
-        """Write the rows of a forward that follow `length` committed tokens.
+    def set_rows(self, tree: TokenTree, length: int, unread: int = 0) -> None:
+        """Write the rows of a forward that follow `length` tokens; the first `unread` of them are committed too.
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
-        self.slots[slots.LENGTH] = length
+        self.slots[slots.LENGTH], self.slots[slots.UNREAD] = length, unread
         self.slots[slots.PATHS] = 0
         if not tree.is_chain:
             paths = paths_of(tree)
@@ -100,6 +101,13 @@ class SequenceRecord(SlotArray):
                 self.most_keys = max(self.most_keys, cache.capacity)
                 # last: after an interrupt above, the addresses are written again
                 self._capacities[kind] = cache.capacity
+
+    def follow_states(self, states: States) -> None:
+        """Write the addresses of the present and the following states."""
+        first = slots.CACHES + 2 * len(self._places)
+        for layer, addresses in zip(states.layers, states.addresses, strict=True):
+            place = first + 2 * self._places[layer]
+            self.slots[place : place + 2] = addresses
 
     def follow_index(self, index: KeyIndex) -> None:
         """Write the addresses of the codes of keys and of their codebooks, or 0 for layers that have none."""

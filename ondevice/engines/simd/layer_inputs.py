@@ -30,20 +30,24 @@ from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, cache_unit
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.entries import read_groups
-from ondevice.engines.simd.kernels.contract.matrices import BLOCK, FORM_SHIFT, GROUPS, SCRATCH_BYTES
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, FORM_SHIFT, GROUPS
 from ondevice.engines.simd.kernels.contract.steps import Gated, KernelStep, Project
 from ondevice.engines.simd.model import DecoderLayer, read_target
 from ondevice.engines.simd.pack_file import pack_in_memory
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
-from ondevice.engines.simd.plan.layer import HEADS, pack_layer
+from ondevice.engines.simd.plan.layer import GATE, HEADS, pack_layer
 from ondevice.engines.simd.plan.target import TargetPlanner
+from ondevice.engines.simd.program import scratch_bytes
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
+from ondevice.engines.states import States
 
 READ_TOGETHER = (
-    HEADS,
+    (*HEADS, GATE),
     ("self_attn.o_proj",),
+    ("delta.qkv", "delta.z"),
+    ("delta.out",),
     ("conv.in_proj",),
     ("conv.out_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
@@ -115,7 +119,7 @@ class LayerInputs:
         self._scratch = AttentionScratch(head_dim, max(own.heads for own in target.attention), threads)
         self._state = ForwardState(self._most_rows, target.frequencies(), BITS["fp16"])
         self._state.set_window(target.window)
-        self._pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim))
+        self._pool = ThreadPool(threads, scratch_bytes(target))
         if done:
             self._restore(done)
 
@@ -147,7 +151,10 @@ class LayerInputs:
         readers = builder.inputs_of(layer)
         own, record = layer.source, SequenceRecord(self._places)
         caches = make_caches(self._target, partial(cache_unit, "fp16"), self._most_rows, VIEWS, UNITS)
+        states = States(self._target.states())
+        record.follow_states(states)
         for chunk in self._chunks:
+            states.clear()
             self._enter(chunk, index, planner, caches, record)
             start, rows = 0, len(chunk.tokens)
             for number, (stop, names, step) in enumerate(readers):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.decoder import Attention, ExpertsConfig, Layer
+from ondevice.bundle_format.decoder import Attention, ExpertsConfig, GatedDelta, Layer
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.bundle_format.model_config import ShortlistEntry as Clusters
@@ -93,6 +93,7 @@ class DecoderLayer:
         return {
             "attention": named("self_attn."),
             "convolution": named("conv."),
+            "delta": named("delta."),
             "mlp": named("mlp."),
             "experts": experts,
             "per_layer": named("per_layer_"),
@@ -254,6 +255,8 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
     """Read a layer of a model of width `hidden`, whose tensors begin with a prefix."""
     if isinstance(own := config.mixer, Attention) and own.head_dim % 32:
         raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is no multiple of 32")
+    if isinstance(own, GatedDelta) and (own.key_dim % 32 or own.value_dim % 32):
+        raise UnsupportedGraphError(f"states of {own.key_dim} x {own.value_dim} numbers are no multiples of 32")
     matrices, floats = dict[str, Matrix](), dict[str, Float32Array]()
     for name, shape in layer_shapes(config, hidden).items():
         if is_plain(name, shape):

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.decoder import Attention, Decoder
+from ondevice.bundle_format.decoder import Attention, Decoder, GatedDelta
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, TILE
+from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, STATE_COLUMNS, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
@@ -102,7 +102,7 @@ class Program:
         head_dim, heads = max(own.head_dim for own in bodies), max(own.heads for own in bodies)
         lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
         self.scratch = AttentionScratch(head_dim, heads, threads, lookups)
-        self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim))
+        self.pool = ThreadPool(threads, scratch_bytes(*decoders))
         models.files.release()
 
     def steps(self, plan: Plan, last: int) -> NDArray[np.int64]:
@@ -122,6 +122,14 @@ class Program:
             raise BundleCorruptError("the packed weights were cut short while they were in use: load the bundle again")
         if (name := self.models.files.truncated()) is not None:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
+
+
+def scratch_bytes(*decoders: Decoder) -> int:
+    """Bytes of working memory that a thread needs for the steps of these models, beside that of attention."""
+    layers = [layer.mixer for decoder in decoders for layer in decoder.layers]
+    heads = [own.head_dim for own in layers if isinstance(own, Attention)]
+    states = [own.key_dim * (STATE_COLUMNS + 2) for own in layers if isinstance(own, GatedDelta)]
+    return max(SCRATCH_BYTES, 4 * max(heads + states))
 
 
 class BundleModels:

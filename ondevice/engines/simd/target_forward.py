@@ -47,6 +47,7 @@ class ForwardRows:
         lengths: the position of each session's first row.
         sizes, firsts: number of rows of each session, and the index of its first one.
         counts: number of wanted rows of each session.
+        unread: number of each session's first rows that are committed, and that its states are not behind.
         tokens: int64[T], the tokens of all rows.
         positions: int64[T]
         wanted: int64[R], the indices of the wanted rows among all rows.
@@ -67,8 +68,10 @@ class ForwardRows:
         trees: Sequence[TokenTree],
         lengths: Sequence[int],
         wanted: Sequence[Sequence[int]],
+        unread: Sequence[int] | None = None,
     ) -> None:
         self.path, self.trees, self.lengths = path, trees, lengths
+        self.unread = [0] * len(trees) if unread is None else unread
         self.sizes = [len(tree) for tree in trees]
         self.counts = [len(each) for each in wanted]
         self.firsts = [0, *accumulate(self.sizes[:-1])]
@@ -78,10 +81,15 @@ class ForwardRows:
         self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
 
     @classmethod
-    def of(cls, rows: Sequence[Rows], pad: int) -> ForwardRows:
-        """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have."""
-        trees, lengths = [each.tree for each in rows], [each.session.length for each in rows]
-        batch = cls(rows[0].path, trees, lengths, [each.wanted for each in rows])
+    def of(cls, rows: Sequence[Rows], pad: int, before: Sequence[Sequence[int]]) -> ForwardRows:
+        """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have, and
+        `before` the committed tokens of each session that are read again.
+        """
+        trees = [each.tree.behind(tokens) for each, tokens in zip(rows, before, strict=True)]
+        unread = [len(tokens) for tokens in before]
+        lengths = [each.session.length - count for each, count in zip(rows, unread, strict=True)]
+        wanted = [[count + row for row in each.wanted] for each, count in zip(rows, unread, strict=True)]
+        batch = cls(rows[0].path, trees, lengths, wanted, unread)
         if any(each.soft is not None for each in rows):
             soft = np.flatnonzero(batch.tokens < 0)
             batch.soft = soft, np.concatenate([each.soft for each in rows if each.soft is not None])
@@ -235,9 +243,9 @@ class TargetForward:
     def _write(self, batch: ForwardRows, records: Sequence[SequenceRecord]) -> None:
         """Write rows to the slots and to the sessions' records."""
         first = first_wanted = 0
-        sessions = zip(records, batch.trees, batch.lengths, batch.sizes, batch.counts, strict=True)
-        for record, tree, length, size, wanted in sessions:
-            record.set_rows(tree, length)
+        sessions = zip(records, batch.trees, batch.lengths, batch.unread, batch.sizes, batch.counts, strict=True)
+        for record, tree, length, unread, size, wanted in sessions:
+            record.set_rows(tree, length, unread)
             record.set_place(slots.ALL, first, size)
             record.set_place(slots.WANTED, first_wanted, wanted)
             first, first_wanted = first + size, first_wanted + wanted

@@ -16,19 +16,20 @@ from ondevice.engines.simd.kernels.contract.slots import CACHES, STOP
 from ondevice.engines.simd.kernels.contract.steps import Convolve
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import first_unit, read_i64
-from ondevice.engines.simd.kernels.isa.vector import fma, load, store
+from ondevice.engines.simd.kernels.isa.vector import fma, load, silu, store
 from ondevice.native.functions import kernel
 
 
 @kernel
 def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """activations = quantised C * (the sum over j < window of tap j times the product B * x, j positions before a row).
+    """activations = quantised C * (the sum over j < window of tap j times the product B * x, j positions before a row);
+    with neither B nor C, out = silu(that sum of x).
 
     Units are rows. A row whose position is j before another's may be of the same forward: its product is computed
     again, from B and x, and not read from the cache, into which another thread may be writing it.
     """
     step = read_step(Convolve, words)
-    row_set, channels = step.row_set, step.channels
+    row_set, channels, gated = step.row_set, step.channels, step.activations != 0
     line, rows = 4 * channels, state[row_set]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         record = sequence_of(state, row_set, row)
@@ -37,28 +38,51 @@ def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
         depth = read_i64(state[STOP] + 8 * source_row(state, row_set, row)) - 1 - sequence.length
         first = step.x + (row - number) * step.stride
         own, halves = first + number * step.stride, record + 8 * (CACHES + step.cache)
-        out, committed = own + 3 * line, sequence.length - sequence.base
-        for half in range(2):
-            at, part = cache_row(halves + 8 * half, committed + number, channels), half * line // 2
-            for i in range(0, line // 2, 64):
-                product = load(own + part + i) * load(own + 2 * line + part + i)
-                store(at + i, product)
-                store(out + part + i, product * load(step.taps + part + i))
+        out, committed = own + (3 if gated else 1) * line, sequence.length - sequence.base
+        begin_sums(own, out, halves, committed + number, step)
         for j in range(1, min(step.window, sequence.length + depth + 1)):
             taps = step.taps + j * line
             if j <= depth:
                 other = first + ancestor(sequence.paths, sequence.path_width, number, depth - j) * step.stride
                 for i in range(0, line, 64):
-                    store(out + i, fma(load(other + i) * load(other + 2 * line + i), load(taps + i), load(out + i)))
+                    store(out + i, fma(product(other + i, line, gated), load(taps + i), load(out + i)))
             else:
-                for half in range(2):
-                    at, part = cache_row(halves + 8 * half, committed + depth - j, channels), half * line // 2
-                    for i in range(0, line // 2, 64):
-                        place = part + i
-                        store(out + place, fma(load(at + i), load(taps + place), load(out + place)))
-        for i in range(0, line, 64):
-            store(out + i, load(out + i) * load(own + line + i))
-        quantize_row(out, step.activations, np.int64(row), rows, channels, step.form)
+                add_cached(out, halves, committed + depth - j, taps, channels)
+        if gated:
+            for i in range(0, line, 64):
+                store(out + i, load(out + i) * load(own + line + i))
+            quantize_row(out, step.activations, np.int64(row), rows, channels, step.form)
+        else:
+            for i in range(0, line, 64):
+                store(out + i, silu(load(out + i)))
+
+
+@kernel
+def begin_sums(own: int, out: int, halves: int, row: int, step: Convolve) -> None:
+    """out = the first tap times a row's own product, which is written to row `row` of its cache."""
+    line, gated = 4 * step.channels, step.activations != 0
+    for half in range(2):
+        at, part = cache_row(halves + 8 * half, row, step.channels), half * line // 2
+        for i in range(0, line // 2, 64):
+            own_product = product(own + part + i, line, gated)
+            store(at + i, own_product)
+            store(out + part + i, own_product * load(step.taps + part + i))
+
+
+@kernel
+def add_cached(out: int, halves: int, row: int, taps: int, channels: int) -> None:
+    """out += taps times row `row` of a cache."""
+    for half in range(2):
+        at, part = cache_row(halves + 8 * half, row, channels), half * 2 * channels
+        for i in range(0, 2 * channels, 64):
+            place = part + i
+            store(out + place, fma(load(at + i), load(taps + place), load(out + place)))
+
+
+@kernel
+def product(x: int, line: int, gated: bool) -> Any:
+    """B * x, whose x is two lines behind B; or x itself."""
+    return load(x) * load(x + 2 * line) if gated else load(x)
 
 
 @kernel

@@ -51,7 +51,7 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
             if step.sigmoid:
                 found = max_lanes(full(_ONE) / (full(_ONE) + exp(full(-found))))
             write_f32(step.scores + 4 * (row * experts + expert), found)
-        if part == 0:
+        if part == 0 and step.activations:
             to = step.activations + row * line
             norm_quantize_row(at, step.norm, to, np.int64(0), _ALONE, width, step.form, eps)
 

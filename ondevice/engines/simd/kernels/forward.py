@@ -21,6 +21,7 @@ from ondevice.engines.simd.kernels.contract import slots, steps
 from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, RUN_TICKS, THREADS
 from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.convolution import convolve, move_product
+from ondevice.engines.simd.kernels.delta import gate_rows, recur
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import call_entry, read_i64, ticks, wait_for_all, write_i64
@@ -153,6 +154,10 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
             activate(words, state, thread, threads)
         elif kind == steps.CONVOLVE:
             convolve(words, state, thread, threads)
+        elif kind == steps.RECUR:
+            recur(words, state, thread, threads, scratch)
+        elif kind == steps.GATE:
+            gate_rows(words, state, thread, threads)
         wait_for_all(counters, thread, before + (i + 1) * threads)
     write_i64(own + 8 * RUN_TICKS, read_i64(own + 8 * RUN_TICKS) + ticks() - began)
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, LayerEmbedding, Mixer, ShortConvolution
+from ondevice.bundle_format.decoder import (
+    Activation,
+    Attention,
+    FeedForward,
+    GatedDelta,
+    LayerEmbedding,
+    Mixer,
+    ShortConvolution,
+)
 from ondevice.bundle_format.graph_io import KINDS
 from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
@@ -23,14 +31,16 @@ from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.contract.attention_memory import MAX_PAIRS
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
-from ondevice.engines.simd.kernels.contract.matrices import BLOCK, PAIRED_BYTES, TILE
+from ondevice.engines.simd.kernels.contract.matrices import BLOCK, FLOATS_FORM, PAIRED_BYTES, TILE
 from ondevice.engines.simd.kernels.contract.steps import (
     Attend,
     Choose,
     Convolve,
+    Gate,
     Head,
     LookUp,
     Mix,
+    Recur,
     Residual,
     Score,
     Spread,
@@ -49,6 +59,10 @@ HEADS = QUERY, "self_attn.k_proj", "self_attn.v_proj"
 """Names of the projections of queries, keys and values among a layer's matrices."""
 
 
+GATE = "self_attn.gate_proj"
+"""Name of the projection of the gates of attention."""
+
+
 def cache_shape(own: Mixer) -> tuple[int, int, int]:
     """The shape of a layer's cache, as in `slots.CACHE_SHAPES`."""
     if isinstance(own, Attention):
@@ -59,14 +73,14 @@ def cache_shape(own: Mixer) -> tuple[int, int, int]:
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
     matrices, heads = layer.matrices, list[list[Matrix]]()
-    for matrix in (matrices[name] for name in HEADS if name in matrices):
+    for matrix in (matrices[name] for name in (*HEADS, GATE) if name in matrices):
         if heads and matrix.joins(heads[-1][0]):
             heads[-1].append(matrix)
         else:
             heads.append([matrix])
     for joined in heads:
         layout.add(*joined)
-    for name in ("self_attn.o_proj", "conv.in_proj", "conv.out_proj"):
+    for name in ("self_attn.o_proj", "conv.in_proj", "conv.out_proj", "delta.qkv", "delta.z", "delta.out"):
         if name in matrices:
             layout.add(matrices[name])
     if layer.config.feed_forward.width:
@@ -143,7 +157,14 @@ class LayerPlanner:
         self._rotary = [sum(pairs[:index]) for index in range(len(pairs))]
         """Offsets in bytes of the rotary embeddings in a row of cosines."""
         bodies = model.config.attention
-        projected = [own.query_width + 2 * own.kv_width for own in bodies]
+        projected = [(1 + own.gated) * own.query_width + 2 * own.kv_width for own in bodies]
+        deltas = [own for each in model.layers if isinstance(own := each.config.mixer, GatedDelta)]
+        projected += [2 * own.channels + own.value_width for own in deltas]
+        mixed = [own.query_width for own in bodies if own.gated] + [own.value_width for own in deltas]
+        self._mixed = builder.rows(max(mixed, default=0))
+        """float32[rows, width], outputs of attention or of value heads before they are multiplied by their gates."""
+        self._gates = builder.rows(2 * max((own.value_heads for own in deltas), default=0))
+        """float32[rows, 2, value_heads], the b and a of a `GatedDelta`."""
         projected += [
             4 * own.channels for each in model.layers if isinstance(own := each.config.mixer, ShortConvolution)
         ]
@@ -157,6 +178,7 @@ class LayerPlanner:
         self._zeros = builder.rows(width)
         self._biases: dict[DecoderLayer, list[Float32Array]] = {}
         self._taps: dict[DecoderLayer, Float32Array] = {}
+        self._gate_weights: dict[DecoderLayer, Float32Array] = {}
         heads = max((own.kv_heads for own in bodies if own.kind == "full"), default=0)
         units = 0 if lookup is None else (1 + lookup.most_units) * heads
         self._chosen = builder.buffers.bytes(8 * units * builder.most_rows)
@@ -204,6 +226,8 @@ class LayerPlanner:
                     continue
                 if isinstance(body, Attention):
                     reader, add = layer.matrices[QUERY], partial(self._attention, layer, body, stream)
+                elif isinstance(body, GatedDelta):
+                    reader, add = layer.matrices["delta.qkv"], partial(self._delta, layer, body, stream)
                 else:
                     reader, add = layer.matrices["conv.in_proj"], partial(self._convolution, layer, body, stream)
             elif isinstance(body, FeedForward):
@@ -223,7 +247,8 @@ class LayerPlanner:
     def _attention(self, layer: DecoderLayer, body: Attention, stream: Stream) -> None:
         builder, row_set, x = self._builder, stream.row_set, self._scratch
         matrices, norms = layer.matrices, layer.floats
-        parts = [matrices[name] for name in HEADS if matrices.get(name) in builder.places]  # the others are joined
+        names = (*HEADS, GATE)
+        parts = [matrices[name] for name in names if matrices.get(name) in builder.places]  # the others are joined
         widths = [4 * TILE * builder.places[part].tiles for part in parts]
         stride, column = sum(widths), 0
         for part, width, bias in zip(parts, widths, self._bias(layer, widths), strict=True):
@@ -260,34 +285,114 @@ class LayerPlanner:
             *heads,
             kind=kind,
             cache=cache,
-            activations=self._inner,
-            form=input_form(output),
+            activations=self._mixed if body.gated else self._inner,
+            form=FLOATS_FORM if body.gated else input_form(output),
             sinks=self._address(norms.get("self_attn.sinks")),
         )
         if self._lookup is None or body.kind != "full":
             builder.add(attend)
         else:
             self._attend_to_chosen(attend, self._lookup)
+        if body.gated:
+            gate = x + 4 * (body.query_width + 2 * body.kv_width)
+            builder.add(
+                Gate(row_set, self._mixed, body.query_width, gate, stride, self._inner, form=input_form(output))
+            )
         builder.project(row_set, output, self._inner, x, bias=norms.get("self_attn.o_proj.bias"))
 
     def _convolution(self, layer: DecoderLayer, body: ShortConvolution, stream: Stream) -> None:
         builder, row_set, x, stride = self._builder, stream.row_set, self._scratch, 16 * body.channels
         entry, output = layer.matrices["conv.in_proj"], layer.matrices["conv.out_proj"]
-        if layer not in self._taps:  # the same array for every plan, as it is a constant
-            self._taps[layer] = np.ascontiguousarray(layer.floats["conv.conv"].T[::-1])
         builder.project(row_set, entry, self.entry, x, stride=stride)
-        builder.add(
+        self._convolve(layer, body, stream, stride, output)
+        builder.project(row_set, output, self._inner, x)
+
+    def _convolve(
+        self,
+        layer: DecoderLayer,
+        body: ShortConvolution | GatedDelta,
+        stream: Stream,
+        stride: int,
+        reader: Matrix | None = None,
+    ) -> None:
+        """Add the sums of a convolution; `reader` reads them where they are multiplied by C."""
+        if layer not in self._taps:  # the same array for every plan, as it is a constant
+            taps = layer.floats["conv.conv" if isinstance(body, ShortConvolution) else "delta.taps"]
+            self._taps[layer] = np.ascontiguousarray(taps.T[::-1])
+        self._builder.add(
             Convolve(
-                row_set,
-                x,
+                stream.row_set,
+                self._scratch,
                 stride,
                 body.channels,
-                taps=builder.constant(self._taps[layer]),
+                taps=self._builder.constant(self._taps[layer]),
                 window=body.window,
                 kind=KIND_NUMBERS[body.kind],
                 cache=2 * self._caches[layer.source],
-                activations=self._inner,
+                activations=0 if reader is None else self._inner,
+                form=0 if reader is None else input_form(reader),
+            )
+        )
+
+    def _delta(self, layer: DecoderLayer, body: GatedDelta, stream: Stream) -> None:
+        builder, row_set, x, floats = self._builder, stream.row_set, self._scratch, layer.floats
+        qkv, z, output = (layer.matrices[f"delta.{name}"] for name in ("qkv", "z", "out"))
+        stride, convolved, gate = (
+            4 * (2 * body.channels + body.value_width),
+            x + 4 * body.channels,
+            x + 8 * body.channels,
+        )
+        norm = floats[NORMS[body.type][0]]
+        if layer not in self._gate_weights:  # the same array for every plan, as it is a constant
+            self._gate_weights[layer] = np.concatenate([floats["delta.b"], floats["delta.a"]]) * norm
+        builder.project(row_set, qkv, self.entry, x, stride=stride)
+        if input_form(z) != input_form(qkv):
+            builder.quantize(row_set, stream.hidden, self._width, self.entry, z, norm)
+        builder.project(row_set, z, self.entry, gate, stride=stride)
+        builder.add(
+            Score(
+                row_set,
+                stream.hidden,
+                self._width,
+                builder.eps,
+                weights=builder.constant(self._gate_weights[layer]),
+                experts=2 * body.value_heads,
+                scores=self._gates,
+                norm=0,
+                activations=0,
+                form=0,
+                bias=0,
+                sigmoid=0,
+            )
+        )
+        self._convolve(layer, body, stream, stride)
+        sizes = body.key_heads, body.value_heads, body.key_dim, body.value_dim
+        builder.add(
+            Recur(
+                convolved,
+                stride,
+                *sizes,
+                scale=float_bits(body.key_dim**-0.5),
+                gates=self._gates,
+                decay=builder.constant(floats["delta.decay"]),
+                dt_bias=builder.constant(floats["delta.dt_bias"]),
+                states=2 * (len(self._caches) + self._caches[layer.source]),
+                out=self._mixed,
+                tiled=body.tiled,
+            )
+        )
+        builder.add(
+            Gate(
+                row_set,
+                self._mixed,
+                body.value_width,
+                gate,
+                stride,
+                self._inner,
                 form=input_form(output),
+                norm=builder.constant(floats["delta.scale"]),
+                size=body.value_dim,
+                eps=builder.eps,
             )
         )
         builder.project(row_set, output, self._inner, x)

@@ -27,6 +27,9 @@ MAX_GROUP_ROWS = 8
 SCRATCH_BYTES = MAX_GROUP_ROWS * 4 * TILE * 4
 """Working memory of `gated` in bytes, per thread: float32, four tiles of eight rows."""
 
+STATE_COLUMNS = 32
+"""Columns of a head's state that are a unit of work of `recur`."""
+
 EPILOGUE_BYTES = 2 * TILE * 4
 """Bytes of a tile's epilogue, float32[2][16]: a factor and an output step for each of its rows.
 

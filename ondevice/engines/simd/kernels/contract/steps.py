@@ -314,7 +314,7 @@ class Score(NamedTuple):
     norm: int
     """Address of float32[width], the weight of the norm before quantisation."""
     activations: int
-    """Address of the activations, each row in a group of its own."""
+    """Address of the activations, each row in a group of its own; 0 to quantise nothing."""
     form: int
     """The form that the experts' matrices need."""
     bias: int
@@ -457,17 +457,18 @@ class Attend(NamedTuple):
 
 
 class Convolve(NamedTuple):
-    """activations = C * (the sum over j < window of tap j times the product B * x of j positions before), quantised.
+    """activations = C * (the sum over j < window of tap j times the product B * x of j positions before), quantised; or
+    with neither B nor C, out = silu(that sum of x).
 
-    A row's own product is written to its sequence's cache.
+    A row's own product, or x, is written to its sequence's cache.
     """
 
     row_set: int
     x: int
-    """Address of the first row's B, C and x, float32[3, channels], and of as many numbers of working memory behind
-    each."""
+    """Address of the first row's B, C and x, float32[3, channels], or of x, float32[channels]; behind it are the sums,
+    float32[channels]."""
     stride: int
-    """Bytes to the next row's, 16 * channels at least."""
+    """Bytes to the next row's."""
     channels: int
     taps: int
     """Address of float32[window, channels], the tap of a row's own position first."""
@@ -478,8 +479,60 @@ class Convolve(NamedTuple):
     """Index, from CACHES on, of the address of the products' first halves, float32[positions, channels / 2]; the
     address of the second ones is the next."""
     activations: int
-    """Address of the activations [rows, channels] that are written."""
+    """Address of the activations [rows, channels] that are written; 0 with neither B nor C."""
     form: int
+
+
+# The steps of the gated delta rule.
+
+
+class Recur(NamedTuple):
+    """out = the outputs of the value heads, whose states pass the rows: see `delta.recur`."""
+
+    x: int
+    """Address of the first row's queries and keys, float32[key_heads, key_dim] each, and values, float32[value_heads,
+    value_dim]."""
+    stride: int
+    """Bytes to the next row's."""
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    scale: int
+    """Factor of queries, as the bits of a float32."""
+    gates: int
+    """Address of float32[rows, 2, value_heads]: b and a."""
+    decay: int
+    dt_bias: int
+    """Addresses of float32[value_heads]."""
+    states: int
+    """Index, from CACHES on, of the address of the present states in a sequence's record; that of the following ones is
+    the next."""
+    out: int
+    """Address of float32[rows, value_heads * value_dim]."""
+    tiled: int
+    """Whether value head i has key head i % key_heads, not i * key_heads / value_heads."""
+
+
+class Gate(NamedTuple):
+    """activations = quantised x * sigmoid(gate); with a norm of every head, quantised norm(x) * silu(gate)."""
+
+    row_set: int
+    x: int
+    """Address of float32[rows, width]."""
+    width: int
+    gate: int
+    """Address of the first row's gate, float32[width]."""
+    gate_stride: int
+    """Bytes to the next row's."""
+    activations: int
+    """Address of the activations [rows, width] that are written."""
+    form: int
+    norm: int = 0
+    """Address of float32[size], the weight of the norm; 0 for none."""
+    size: int = 0
+    """Numbers of a head."""
+    eps: int = 0
 
 
 KernelStep = (
@@ -501,13 +554,14 @@ KernelStep = (
     | Mix
     | Activate
     | Convolve
+    | Recur
+    | Gate
 )
 
 LAYOUTS: tuple[type[KernelStep], ...] = get_args(KernelStep)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
-CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE, CONVOLVE = range(
-    8, 18
-)
+CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
+CONVOLVE, RECUR, GATE = range(17, 20)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
 WIDTH = 20
 """Numbers int64 in a row of a plan."""

@@ -1,0 +1,177 @@
+"""The steps of the gated delta rule: `Recur`, over the states of value heads, and `Gate`, on the rows behind it.
+
+The columns of a state do not depend on each other, so a unit of work is COLUMNS columns of one head of one sequence,
+which stay in the first level of cache while all rows of the sequence pass. A row is computed with the same operations
+in the same order whatever rows are before it in the forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.activations import inverse_rms, write_input
+from ondevice.engines.simd.kernels.attention.scratch import Sequence, read_sequence
+from ondevice.engines.simd.kernels.contract.matrices import STATE_COLUMNS
+from ondevice.engines.simd.kernels.contract.slots import CACHES, SEQUENCE_COUNT, SEQUENCES, STOP, UNREAD
+from ondevice.engines.simd.kernels.contract.steps import Gate, Recur
+from ondevice.engines.simd.kernels.convolution import ancestor
+from ondevice.engines.simd.kernels.isa.jit import read_step
+from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, maximum, store, sum_lanes
+from ondevice.native.functions import kernel
+
+_F = np.float32
+_ZERO, _ONE, _TWO, _EPS = _F(0.0), _F(1.0), _F(2.0), _F(1e-6)
+LINE = 4 * STATE_COLUMNS
+"""Bytes of a row of a unit's part of a state."""
+_THIRD, _FIFTH, _SEVENTH, _NINTH, _ELEVENTH, _THIRTEENTH = (_F(1 / n) for n in range(3, 15, 2))
+
+
+@kernel
+def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
+    """out = the outputs of all value heads, float32[rows, value_width]; the states are written behind the rows.
+
+    The first UNREAD rows of a sequence are committed: its present states are replaced by those behind them. Behind the
+    others, if they are a chain, the following states are written. `scratch` is the address of this thread's working
+    memory: float32[key_dim, STATE_COLUMNS], then float32[2, key_dim].
+    """
+    step = read_step(Recur, words)
+    parts = step.value_dim // STATE_COLUMNS
+    units = state[SEQUENCE_COUNT] * step.value_heads * parts
+    for unit in range(first_unit(units, thread, threads), first_unit(units, thread + 1, threads)):
+        record = read_i64(state[SEQUENCES] + 8 * (unit // (step.value_heads * parts)))
+        head, part = unit // parts % step.value_heads, unit % parts
+        sequence, unread = read_sequence(record, np.int64(1)), read_i64(record + 8 * UNREAD)
+        offset = 4 * head * step.key_dim * step.value_dim + LINE * part
+        present = read_i64(record + 8 * (CACHES + step.states)) + offset
+        following = read_i64(record + 8 * (CACHES + step.states + 1)) + offset
+        copy_in(present, scratch, step)
+        for row in range(unread):
+            pass_row(step, sequence.first_row + row, head, part, scratch)
+        if unread:
+            copy_out(scratch, present, step)
+        if not sequence.paths:
+            for row in range(unread, sequence.rows):
+                pass_row(step, sequence.first_row + row, head, part, scratch)
+            copy_out(scratch, following, step)
+        else:
+            for row in range(unread, sequence.rows):
+                copy_in(present, scratch, step)
+                pass_path(step, state, sequence, unread, row, head, part, scratch)
+
+
+@kernel
+def pass_path(
+    step: Recur, state: np.ndarray, sequence: Sequence, unread: int, row: int, head: int, part: int, scratch: int
+) -> None:
+    """Pass a row of a tree and its ancestors, from behind the committed rows on."""
+    depth = read_i64(state[STOP] + 8 * (sequence.first_row + row)) - 1 - sequence.length
+    for level in range(unread, depth + 1):
+        passed = ancestor(sequence.paths, sequence.path_width, row, level)
+        pass_row(step, sequence.first_row + passed, head, part, scratch)
+
+
+@kernel
+def copy_in(part: int, scratch: int, step: Recur) -> None:
+    """Copy a part of a state to the working memory."""
+    for i in range(step.key_dim):
+        for at in range(0, LINE, 64):
+            store(scratch + i * LINE + at, load(part + 4 * i * step.value_dim + at))
+
+
+@kernel
+def copy_out(scratch: int, part: int, step: Recur) -> None:
+    """Copy the working memory to a part of a state."""
+    for i in range(step.key_dim):
+        for at in range(0, LINE, 64):
+            store(part + 4 * i * step.value_dim + at, load(scratch + i * LINE + at))
+
+
+@kernel
+def pass_row(step: Recur, row: int, head: int, part: int, scratch: int) -> None:
+    """Pass one row: S *= decay; S += k outer (share * (v - k @ S)); out = q @ S, for the columns of a part."""
+    size, columns = step.key_dim, 4 * (head * step.value_dim + STATE_COLUMNS * part)
+    x = step.x + row * step.stride
+    own_key = head % step.key_heads if step.tiled else head // (step.value_heads // step.key_heads)
+    key, query = scratch + size * LINE, scratch + size * LINE + 4 * size
+    unit(x + 4 * own_key * size, query, size, bits_float(np.int32(step.scale)))
+    unit(x + 4 * (step.key_heads + own_key) * size, key, size, _ONE)
+    gates = step.gates + 4 * (2 * row * step.value_heads + head)
+    share, decay = sigmoid(full(read_f32(gates))), decay_of(step, read_f32(gates + 4 * step.value_heads), head)
+    value = x + 8 * step.key_heads * size + columns
+    low, high = full(_ZERO), full(_ZERO)
+    for i in range(size):
+        at, k = scratch + i * LINE, full(read_f32(key + 4 * i))
+        a, b = load(at) * decay, load(at + 64) * decay
+        store(at, a)
+        store(at + 64, b)
+        low, high = fma(k, a, low), fma(k, b, high)
+    low, high = share * (load(value) - low), share * (load(value + 64) - high)
+    first, second = full(_ZERO), full(_ZERO)
+    for i in range(size):
+        at, k, q = scratch + i * LINE, full(read_f32(key + 4 * i)), full(read_f32(query + 4 * i))
+        a, b = fma(k, low, load(at)), fma(k, high, load(at + 64))
+        store(at, a)
+        store(at + 64, b)
+        first, second = fma(q, a, first), fma(q, b, second)
+    out = step.out + 4 * row * step.value_heads * step.value_dim + columns
+    store(out, first)
+    store(out + 64, second)
+
+
+@kernel
+def unit(x: int, out: int, size: int, factor: float) -> None:
+    """out = x / sqrt(sum of x**2 + 1e-6) * factor, float32[size]."""
+    squares = full(_ZERO)
+    for i in range(0, 4 * size, 64):
+        squares = fma(load(x + i), load(x + i), squares)
+    scale = full(factor / np.sqrt(sum_lanes(squares) + _EPS))
+    for i in range(0, 4 * size, 64):
+        store(out + i, load(x + i) * scale)
+
+
+@kernel
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e**-x); NaN for NaN, which `exp` does not keep."""
+    return fma(x, full(_ZERO), full(_ONE) / (full(_ONE) + exp(full(_ZERO) - x)))
+
+
+@kernel
+def decay_of(step: Recur, a: float, head: int) -> Any:
+    """exp(decay * softplus(a + dt_bias)), in all lanes.
+
+    softplus(x) = max(x, 0) + log(1 + e**-|x|), and log(1 + u) = 2 * atanh(u / (2 + u)) by its series.
+    """
+    x = full(a + read_f32(step.dt_bias + 4 * head))
+    u = exp(full(_ZERO) - maximum(x, full(_ZERO) - x))
+    z = u / (full(_TWO) + u)
+    z2 = z * z
+    p = fma(full(_THIRTEENTH), z2, full(_ELEVENTH))
+    p = fma(p, z2, full(_NINTH))
+    p = fma(p, z2, full(_SEVENTH))
+    p = fma(p, z2, full(_FIFTH))
+    p = fma(p, z2, full(_THIRD))
+    soft = maximum(x, full(_ZERO)) + full(_TWO) * fma(p * z2, z, z)
+    return fma(x, full(_ZERO), exp(full(read_f32(step.decay + 4 * head)) * soft))
+
+
+@kernel
+def gate_rows(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """activations = quantised x * sigmoid(gate), or norm(x) * silu(gate) with a norm of every head. Units are rows."""
+    step = read_step(Gate, words)
+    rows, blocks, eps = state[step.row_set], step.width // 32, bits_float(np.int32(step.eps))
+    for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
+        x, gate, scale = step.x + 4 * row * step.width, step.gate + row * step.gate_stride, _ONE
+        for block in range(blocks):
+            i = 128 * block
+            low, high, first, second = load(x + i), load(x + i + 64), load(gate + i), load(gate + i + 64)
+            if step.norm:
+                place = i % (4 * step.size)
+                if not place:
+                    scale = inverse_rms(x + i, step.size, eps)
+                low = low * full(scale) * load(step.norm + place) * first
+                high = high * full(scale) * load(step.norm + place + 64) * second
+            low, high = low * sigmoid(first), high * sigmoid(second)
+            write_input(low, high, step.form, step.activations, row, rows, block, blocks)

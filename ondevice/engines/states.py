@@ -1,0 +1,91 @@
+"""The states of layers with the gated delta rule, of one sequence.
+
+Unlike keys and values, a state has no rows that could be dropped: it is that of all tokens up to one position. So a
+sequence has two of each layer: behind the tokens that a forward was given as committed, and behind all its rows. Where
+the rows are committed as a whole, the second is the next forward's first; else the next forward begins with the
+committed rows of this one, which it reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ondevice.arrays import Float32Array, Int64Array
+from ondevice.engines.kv_cache import mapped
+
+
+@dataclass
+class HeldStates:
+    """The states behind `length` tokens, by layer."""
+
+    length: int
+    arrays: Mapping[int, Float32Array]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class States:
+    """The states of one sequence.
+
+    Attributes:
+        length: the number of tokens that the present states are behind.
+    """
+
+    def __init__(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        """
+        shapes : layer -> the shape of its states
+        """
+        self.length = 0
+        self._present = 0
+        types = {layer: np.dtype((np.float32, shape)) for layer, shape in shapes.items()}
+        self._buffers = mapped(types, dict.fromkeys(types, 1))
+        parts = [[part.ctypes.data for part in buffer] for buffer in self._buffers.values()]
+        self._addresses = np.array(parts, np.int64).reshape(-1, 2)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self._buffers)
+
+    def present(self, layer: int) -> Float32Array:
+        """The states behind `length` tokens, which a forward reads."""
+        array: Float32Array = self._buffers[layer][self._present, 0]
+        return array
+
+    def following(self, layer: int) -> Float32Array:
+        """The states that a forward writes, behind all its rows."""
+        array: Float32Array = self._buffers[layer][1 - self._present, 0]
+        return array
+
+    @property
+    def addresses(self) -> Int64Array:
+        """int64[layers, 2], of the present and the following states."""
+        return self._addresses[:, :: -1 if self._present else 1]
+
+    def advance(self, length: int) -> None:
+        """Make the following states, behind `length` tokens, the present ones."""
+        self._present, self.length = 1 - self._present, length
+
+    def clear(self) -> None:
+        """Begin before the first token."""
+        self.length = 0
+        for layer in self._buffers:
+            self.present(layer)[:] = 0
+
+    def held(self) -> HeldStates:
+        """The present states, copied."""
+        return HeldStates(self.length, {layer: self.present(layer).copy() for layer in self._buffers})
+
+    def adopt(self, held: HeldStates) -> None:
+        """Replace the present states by a copy of these."""
+        for layer, array in held.arrays.items():
+            self.present(layer)[:] = array
+        self.length = held.length
