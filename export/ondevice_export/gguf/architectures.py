@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.config import CONVOLUTION, FULL, SLIDING
+from ondevice_export.checkpoint.config import CONVOLUTION, DELTA, FULL, SLIDING
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.gguf.file import GgufTensor
 
@@ -33,7 +33,7 @@ class Metadata(JsonFields):
     """The metadata of one architecture, without its prefix, and what the tensors say about the configuration.
 
     Attributes:
-        layers: the number of layers.
+        layers: the number of layers, without those that draft further tokens.
         entries: the tensors.
         divisors: the numbers that divide rotary frequencies, float32[head_dim / 2]; None without such a tensor.
         long_divisors: those of texts beyond the original length; the same.
@@ -50,13 +50,20 @@ class Metadata(JsonFields):
         super().__init__({key.removeprefix(start): value for key, value in metadata.items()}, origin)
         self.entries = entries
         self.divisors, self.long_divisors = divisors
-        self.layers = self.integer("block_count", 0, maximum=_MAX_LAYERS)
+        self._blocks = self.integer("block_count", 0, maximum=_MAX_LAYERS)
+        drafting = self.integer("nextn_predict_layers", 0, minimum=0, maximum=max(0, self._blocks - 1))
+        self.layers = self._blocks - drafting
 
     def rows(self, tensor: str) -> int:
         """The rows of a tensor; CheckpointError if there is none."""
         if tensor not in self.entries:
             raise CheckpointError(f"{self.origin} has no tensor {tensor}: it holds no text model")
         return self.entries[tensor].rows
+
+    def drafts(self, tensor: str) -> bool:
+        """Whether a tensor is of a layer that drafts further tokens (`nextn_predict_layers`), behind the others."""
+        block, number, *_ = [*tensor.split("."), ""]
+        return block == "blk" and _NUMBER.fullmatch(number) is not None and self.layers <= int(number) < self._blocks
 
     def per_layer(self, name: str, default: int | None = None, minimum: int = 1) -> list[int]:
         """A whole number for each layer; the file may have one for all of them."""
@@ -328,6 +335,26 @@ def _lfm2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _qwen_3_5(metadata: Metadata) -> dict[str, Any]:
+    """The dense models of Qwen3.5. Value heads are in another order than on the hub, and so are all of their rows."""
+    key_heads, value_heads = metadata.integer("ssm.group_count", 0), metadata.integer("ssm.time_step_rank", 0)
+    every, inner = metadata.integer("full_attention_interval", 4), metadata.integer("ssm.inner_size", 0)
+    if inner % value_heads:
+        raise CheckpointError(f"{metadata.origin}: ssm.inner_size {inner} is no multiple of {value_heads} value heads")
+    return {
+        **_without_experts(metadata, _rope(metadata, part=True)),
+        "layer_types": [DELTA if (index + 1) % every else FULL for index in range(metadata.layers)],
+        "norm_offset": 0,
+        "log_decay": False,
+        "tiled_value_heads": value_heads != key_heads,
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel", 0),
+        "linear_key_head_dim": metadata.integer("ssm.state_size", 0),
+        "linear_value_head_dim": inner // value_heads,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+    }
+
+
 _SIGMOID = 2
 """The gating function of `expert_gating_func` (`enum llama_expert_gating_func_type`)."""
 
@@ -539,6 +566,20 @@ _GLM_4 = {
     "post_ffw_norm.weight": "post_mlp_layernorm.weight",
 }
 _QWEN_3 = {**_LLAMA, **_HEAD_NORMS}
+_QWEN_3_5 = {
+    **_PROJECTIONS,
+    **_HEAD_NORMS,
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
+    "attn_gate.weight": "linear_attn.in_proj_z.weight",
+    "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
+    "ssm_beta.weight": "linear_attn.in_proj_b.weight",
+    "ssm_conv1d.weight": "linear_attn.conv1d.weight",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm.weight": "linear_attn.norm.weight",
+    "ssm_out.weight": "linear_attn.out_proj.weight",
+}
 _QWEN_3_MIXTURE = {
     **_QWEN_3,
     "ffn_gate_inp.weight": "mlp.gate.weight",
@@ -582,7 +623,8 @@ _LFM_2_MIXTURE = {
     "ffn_up_exps.weight": "feed_forward.experts.up_proj",
     "ffn_down_exps.weight": "feed_forward.experts.down_proj",
 }
-MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_MIXTURE, _LFM_2_MIXTURE) for file, hub in names.items()}
+_OTHERS = (_QWEN_3_5, _QWEN_3_MIXTURE, _LFM_2_MIXTURE)
+MATRICES = {hub: file for names in (_GEMMA_4, *_OTHERS) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
 for _block in ("mlp", "feed_forward"):  # gate and up have the same inputs
     MATRICES[f"{_block}.experts.gate_up_proj"] = "ffn_gate_exps.weight"
@@ -609,6 +651,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),

@@ -63,10 +63,13 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             divisors = self._divisors(found, DIVISORS), self._divisors(found, (LONG_DIVISORS,))
             architecture = self.metadata.get("general.architecture")
             self._architecture = find_architecture(architecture, self.origin)
-            self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
+            described = Metadata(self.metadata, entries, divisors, self.origin)
+            self.config = self._architecture.config(described)
             named: dict[str, tuple[GgufFile, GgufTensor]] = {}
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
+                if described.drafts(name):
+                    continue
                 if hub_name is None and name not in (*DIVISORS, LONG_DIVISORS):
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
                 if hub_name is not None:

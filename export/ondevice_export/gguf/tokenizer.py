@@ -62,6 +62,13 @@ _SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 """Seed-OSS's pattern, by which a line's end is no part of the signs before it."""
 
 
+_QWEN_3_5 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Qwen3.5's pattern: marks belong to words."""
+
+
 def _split(numbers: str) -> list[dict[str, Any]]:
     """The steps that split a text into words, with this pattern for numbers."""
     return _split_by(f"{_WORDS}|{numbers}|{_REST}")
@@ -86,6 +93,7 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
     "exaone4": [],
     **dict.fromkeys((*_LLAMA_3, *_GLM, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),
+    "qwen35": _split_by(_QWEN_3_5),
     "tekken": _split_by(_TEKKEN),
     "gpt-4o": _split_by(_GPT_4O),
     "seed-coder": _split_by(_SEED),
@@ -227,7 +235,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     whole = {"trim_offsets": False, "use_regex": not any(step["type"] == "Split" for step in split)}
     level = {"type": "ByteLevel", "add_prefix_space": vocabulary.fields.flag("add_space_prefix"), **whole}
     return {
-        "normalizer": {"type": "NFC"} if name in _QWEN_2 else None,
+        "normalizer": {"type": "NFC"} if name in (*_QWEN_2, "qwen35") else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, level]},
         "post_processor": _begin(vocabulary),
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},

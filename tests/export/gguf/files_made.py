@@ -21,6 +21,7 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen35": gguf.MODEL_ARCH.QWEN35,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "mistral3": gguf.MODEL_ARCH.MISTRAL3,
@@ -96,7 +97,7 @@ def write_gguf(
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
         plain: tuple[str, ...] = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
-        plain += ("feed_forward.gate.weight", "conv.conv.weight")
+        plain += ("feed_forward.gate.weight", "conv.conv.weight", "conv1d.weight")
         if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(plain):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
@@ -168,6 +169,10 @@ def _own_name(name: str, names: Any) -> str:
     if rest in _UNMAPPED:
         return f"blk.{name.split('.')[2]}.{_UNMAPPED[rest]}" if rest != name else _UNMAPPED[rest]
     suffix = "." + name.rsplit(".", 1)[1] if name.endswith((".weight", ".bias")) else ".weight"
+    if name.endswith("A_log"):
+        suffix = ""
+    if name.endswith("dt_bias"):
+        suffix, name = ".bias", name.replace("dt_bias", "dt_proj.bias")
     if name.endswith("expert_bias"):
         suffix, name = ".bias", f"{name}.bias"
     own = names.get_name(name.removesuffix(suffix))
@@ -176,12 +181,33 @@ def _own_name(name: str, names: Any) -> str:
 
 
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture == "qwen35" and "linear_attn" in name:
+        return _delta_converted(name, values, config)
+    if architecture in {"gemma3", "qwen35"} and name.endswith("norm.weight"):
         return values + np.float32(1)
     if architecture in {"llama", "mistral3", "granite"} and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
+
+
+def _delta_converted(name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
+    """As `_LinearAttentionVReorderBase` of llama.cpp: value heads of all key heads one after the other."""
+    keys, own, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    values = -np.exp(values) if name.endswith("A_log") else values.squeeze(1) if "conv1d" in name else values
+
+    def reordered(of_heads: NDArray[np.float32], numbers: int) -> NDArray[np.float32]:
+        heads = of_heads.reshape(keys, own // keys, numbers, *of_heads.shape[1:])
+        return heads.swapaxes(0, 1).reshape(of_heads.shape)
+
+    if name.endswith("norm.weight"):
+        return values
+    if name.endswith("out_proj.weight"):
+        return reordered(values.T, size).T
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        first = 2 * keys * config.linear_key_head_dim
+        return np.concatenate([values[:first], reordered(values[first:], size)])
+    return reordered(values, size if name.endswith("in_proj_z.weight") else 1)
 
 
 def _describe(writer: Any, architecture: str, config: Any) -> None:
@@ -207,8 +233,8 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture == "phi3":
-        _describe_longrope(writer, config)
+    if architecture in _DESCRIBED:
+        _DESCRIBED[architecture](writer, config)
     if architecture in {"chatglm", "glm4"}:
         writer.add_rope_dimension_count(int(ropes["partial_rotary_factor"] * config.head_dim))
     if architecture == "exaone4" and config.sliding_window is not None:
@@ -239,6 +265,17 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
 
 
+def _describe_qwen35(writer: Any, config: Any) -> None:
+    """As `Qwen3_5TextModel` of llama.cpp."""
+    writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+
+
 def _describe_lfm2(writer: Any, config: Any) -> None:
     """As `LFM2Model` and `LFM2MoeModel` of llama.cpp."""
     writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
@@ -262,6 +299,10 @@ def _describe_longrope(writer: Any, config: Any) -> None:
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(longest / original) / math.log(original)))
         for name in ("long", "short"):
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+
+
+_DESCRIBED = {"phi3": _describe_longrope, "qwen35": _describe_qwen35}
+"""Functions that add the metadata of one architecture."""
 
 
 def _describe_gemma4(writer: Any, config: Any) -> None:

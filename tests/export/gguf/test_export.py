@@ -298,7 +298,32 @@ def test_neighbours_are_kept_in_another_order(tmp_path: Path, engine: EngineName
     np.testing.assert_allclose(own, expected, atol=0.05 * np.abs(expected).max())
 
 
+_DELTA = {"linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_value_heads_in_the_order_of_files(tmp_path: Path, engine: EngineName, kernels: None) -> None:
+    """Three value heads share a key head; layers that draft are left out."""
+    sizes = {**SIZES, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 4, "max_position_embeddings": 256}
+    config = transformers.Qwen3_5TextConfig(**sizes, **_DELTA, linear_num_value_heads=6)
+    model = random_model(transformers.Qwen3_5ForCausalLM(config))
+
+    def more(writer: Any) -> None:
+        _tokens(writer)
+        writer.add_block_count(5)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((128, 256), np.float32))
+        writer.add_tensor("blk.4.attn_q.weight", np.zeros((512, 128), np.float32))
+
+    path = write_gguf(tmp_path / "qwen.gguf", "qwen35", config, state_of(model), more=more)
+    weights, share = ("none", 1e-5) if engine == "ort" else ("int8", 0.05)
+    bundle = Bundle.open(export(path, tmp_path / "bundle", quantize=weights, drafter="none", heads="none"))
+    expected, own = logits_of_both(model, bundle, engine)
+    np.testing.assert_allclose(own, expected, atol=share * np.abs(expected).max())
+
+
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
+    "qwen35": {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 2},
     "exaone4": {"sliding_window": 16},
     "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
     "glm4": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
@@ -309,7 +334,10 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
+        *(
+            (each, None)
+            for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4", "qwen35")
+        ),
         ("ernie4_5", None),
         ("phi3", 200),
     ],
@@ -330,6 +358,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
+        "qwen35": (transformers.Qwen3_5ForCausalLM, transformers.Qwen3_5TextConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),
