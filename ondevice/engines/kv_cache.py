@@ -172,11 +172,13 @@ class KVCache:
         """Begin at position 0 again. The old rows stay, to be overwritten."""
         self.base = 0
 
-    def held(self, length: int) -> HeldRows:
+    def held(self, length: int, read: int | None = None) -> HeldRows:
         """The rows that a sequence of `length` tokens needs, and MARGIN more, as views: the next forward may change
         them.
+
+        read : the number of tokens that its states are behind; a forward may read rows from there on again
         """
-        base = max(self.base, self._first(max(0, length - MARGIN)))
+        base = max(self.base, self._least(length, read))
         kept = self._kept(base, length)
         return HeldRows(base, length, {layer: buffer[:, kept] for layer, buffer in self._buffers.items()})
 
@@ -194,13 +196,16 @@ class KVCache:
             buffer[:, :count] = held.rows[layer]
         self.base = held.base
 
-    def blank(self, base: int, length: int) -> HeldRows:
+    def blank(self, base: int, length: int, read: int | None = None) -> HeldRows:
         """Zeros in the shape of the rows of a sequence of `length` tokens, as the destination of a read from a file.
+
+        read : as for `held`
 
         Raises:
             ValueError: no sequence of `length` tokens has rows from `base` on.
         """
-        if base % self._views.align or not self._first(max(0, length - MARGIN)) <= base <= self._first(length):
+        most = self._first(length if read is None else read)
+        if base % self._views.align or not self._least(length, read) <= base <= most:
             raise ValueError(f"rows from {base} on do not fit a sequence of {length} tokens")
         return HeldRows(base, length, self._zeros(length - base))
 
@@ -209,6 +214,11 @@ class KVCache:
         if self._history is None:
             return 0
         return max(0, length - self._history) // self._views.align * self._views.align
+
+    def _least(self, length: int, read: int | None) -> int:
+        """The first position of held rows."""
+        needed = max(0, length - MARGIN)
+        return self._first(needed if read is None else min(needed, read))
 
     def _allocate(self, capacity: int, *, keep: bool) -> None:
         """Take new buffers for `capacity` rows; `keep` if the rows of the old ones are copied."""

@@ -18,7 +18,7 @@ from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.session_file import SessionOrigin
 from ondevice.engines.states import HeldStates, States
-from ondevice.errors import UsageError
+from ondevice.errors import SessionFileError, UsageError
 
 SNAPSHOTS = 8
 """Most snapshots of a sequence, oldest dropped first. A chat takes one at the end of each prompt."""
@@ -155,7 +155,8 @@ class CachedSequence(ABC):
         reached = wanted if self._in_place(wanted) else self._reach(snapshot, wanted)
         other = self._sibling()
         for kind, cache in self._caches.items() if reached else ():
-            other._caches[kind].adopt(snapshot.rows if snapshot and kind == "sliding" else cache.held(reached))
+            held = snapshot.rows if snapshot and kind == "sliding" else cache.held(reached, self._read)
+            other._caches[kind].adopt(held)
         if self._states is not None and other._states is not None and reached:
             other._states.adopt((snapshot and snapshot.states) or self._states.held())
         other._tokens = self._tokens[:reached]
@@ -166,7 +167,7 @@ class CachedSequence(ABC):
         self.check_open()
         if not self.length:
             raise UsageError("an empty sequence cannot be saved: run a prompt first")
-        held = {kind: cache.held(self.length) for kind, cache in self._caches.items()}
+        held = {kind: cache.held(self.length, self._read) for kind, cache in self._caches.items()}
         states = None if self._states is None else self._states.held()
         session_file.write(path, self._origin, self._tokens, held, states)
 
@@ -174,6 +175,8 @@ class CachedSequence(ABC):
         """Replace this sequence by the one that `save` wrote to a file; arguments and errors: `session_file.read`."""
         states = None if self._states is None else self._states.held()
         tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, most, states=states)
+        if self._states is not None and states is not None and len(tokens) - states.length > self._states.most_rows:
+            raise SessionFileError(path, f"it is damaged (states behind {states.length} of {len(tokens)} tokens)")
         for kind, cache in self._caches.items():
             cache.adopt(held[kind])
         if self._states is not None and states is not None:
@@ -188,6 +191,11 @@ class CachedSequence(ABC):
         """Raise UsageError if the session was closed."""
         if self._closed:
             raise UsageError("this session is closed: open another")
+
+    @property
+    def _read(self) -> int:
+        """The number of tokens that the states are behind; all of them without states."""
+        return self.length if self._states is None else self._states.length
 
     def _in_place(self, length: int) -> bool:
         behind = self._states is None or self._states.length <= length

@@ -193,13 +193,14 @@ def _read(
     if not 0 < len(tokens) <= most:
         raise _OtherError(f"it has {len(tokens)} tokens, and here a sequence has 1 to {most}")
     bases = {kind: _number(header["bases"][kind], len(tokens) + 1) for kind in caches}
-    held = {kind: cache.blank(bases[kind], len(tokens)) for kind, cache in caches.items()}
+    length = len(tokens) if states is None else _number(header["read"], len(tokens) + 1)
+    held = {kind: cache.blank(bases[kind], len(tokens), length) for kind, cache in caches.items()}
     for rows in held.values():
         for array in rows.rows.values():
             for part in array:
                 reader.fill(_bytes(part))
     if states is not None:
-        states.length = _number(header["read"], len(tokens) + 1)
+        states.length = length
         for array in states.arrays.values():
             reader.fill(_bytes(array))
     reader.finish()

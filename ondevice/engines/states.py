@@ -34,13 +34,14 @@ class States:
 
     Attributes:
         length: the number of tokens that the present states are behind.
+        most_rows: most rows of a forward, so most committed tokens that the states are not behind.
     """
 
-    def __init__(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Mapping[int, tuple[int, ...]], most_rows: int) -> None:
         """
         shapes : layer -> the shape of its states
         """
-        self.length = 0
+        self.length, self.most_rows = 0, most_rows
         self._present = 0
         types = {layer: np.dtype((np.float32, shape)) for layer, shape in shapes.items()}
         self._buffers = mapped(types, dict.fromkeys(types, 1))

@@ -30,9 +30,9 @@ minimums, or looked up in a table, that of IQ4_NL or that of MXFP4."""
 CONVOLUTIONS = "lfm2"
 """A target with convolutions, and a drafter that reads the cache of its attention."""
 FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4, CONVOLUTIONS)
-SINKS, SIGMOIDS = "gpt-oss", "lfm2-moe"
-"""Targets without a drafter: sinks, a bias of every product, and experts with a function of gate and up together; and
-experts that are chosen by sigmoids and biases, and convolutions.
+SINKS, SIGMOIDS, STATES = "gpt-oss", "lfm2-moe", "qwen3.5"
+"""Targets without a drafter: sinks, a bias of every product, and experts with a function of gate and up together;
+experts that are chosen by sigmoids and biases, and convolutions; and states, and gates of attention.
 """
 
 
@@ -47,7 +47,7 @@ def every_thread_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
     """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
-    those of AFFINE, TABLE, MXFP4, CONVOLUTIONS, SINKS and SIGMOIDS.
+    those of AFFINE, TABLE, MXFP4, CONVOLUTIONS, SINKS, SIGMOIDS and STATES.
     """
 
     def export_all(directory: Path) -> None:
@@ -61,11 +61,11 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
         pair = make_pair(CONVOLUTIONS)
         save_drafter(pair / "drafter", CONVOLUTIONS, pair / "target")
         export(pair / "target", directory / CONVOLUTIONS, drafter=str(pair / "drafter"))
-        for family in (SINKS, SIGMOIDS):
+        for family in (SINKS, SIGMOIDS, STATES):
             export(make_pair(family) / "target", directory / family)
 
     directory = once("tiny", export_all)
-    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS, SIGMOIDS)}
+    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS, SIGMOIDS, STATES)}
 
 
 @pytest.fixture(scope="session")

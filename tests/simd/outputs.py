@@ -42,10 +42,14 @@ def _answers(bundle: Bundle, cache: KVCacheType, lookup: LookupSettings | None) 
     tree = TokenTree(np.arange(12), np.array([-1, 0, 1, 2, 0, 4, 5, 1, -1, 8, 9, 10]))
     second = engine.forward([Rows(session, tree, range(12))])[0]
     parts += [second.logits.tobytes(), second.hidden.tobytes()]
+    session.commit([0, 4])
+    third = engine.forward([Rows(session, TokenTree.chain([2]), [0])])[0]
+    parts += [third.logits.tobytes(), third.hidden.tobytes()]
     if engine.drafter is not None:
         step = session.draft_step(7, second.hidden[3])
         parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
-    parts += [_in_pieces(engine, session)]
+    if not engine.target.states():
+        parts += [_in_pieces(engine, session)]
     for kind in engine.heads:
         proposals = session.propose(kind, second.hidden[3])
         parts += [proposals.candidates.tobytes(), proposals.logits.tobytes()]

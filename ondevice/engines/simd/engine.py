@@ -114,7 +114,7 @@ class SimdEngine:
         self._check_open()
         program, kind = self._program, self._cache_type
         caches = make_caches(self.target, partial(cache_unit, kind), self.most_rows, VIEWS, UNITS)
-        states = States(shapes) if (shapes := self.target.states()) else None
+        states = States(shapes, self.most_rows) if (shapes := self.target.states()) else None
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:

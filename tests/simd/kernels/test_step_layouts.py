@@ -51,6 +51,8 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "MIX",
         "ACTIVATE",
         "CONVOLVE",
+        "RECUR",
+        "GATE",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(steps, name) == number

@@ -19,7 +19,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.native.features import native_features
 from ondevice.native.sets import PLATFORMS, SETS, best_set
-from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, TABLE
+from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, STATES, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS
 from tests.simd.outputs import digest
 
@@ -30,13 +30,11 @@ NAMES = PLATFORMS["linux-x86_64"].sets
 
 @pytest.fixture(scope="module")
 def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
-    """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, and of one
-    trained quantised.
+    """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, with
+    states, and of one trained quantised.
     """
-    return [
-        *(bundles[family].path for family in ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS)),
-        trained,
-    ]
+    families = ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, STATES)
+    return [*(bundles[family].path for family in families), trained]
 
 
 @pytest.fixture(scope="module")
