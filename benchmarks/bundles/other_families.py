@@ -20,6 +20,14 @@ _LFM2 = {
     "norm_eps": 1e-5,
     "vocab_size": 65_536,
 }
+_QWEN_3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "max_position_embeddings": 262_144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": True,
+}
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3-30B-A3B": {
@@ -82,6 +90,24 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 4,
         "num_dense_layers": 2,
         **_LFM2,
+    },
+    "Qwen3.5-0.8B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+        **_QWEN_3_5,
+    },
+    "Qwen3.5-4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+        **_QWEN_3_5,
     },
 }
 """Name -> fields."""

@@ -124,6 +124,7 @@ def compare(
     sessions = [engine.open_session() for engine in engines]
     for engine, session in zip(engines, sessions, strict=True):
         read(engine, session, rng.integers(0, TOKENS, CONTEXT).tolist())
+        session.snapshot()  # states go back to one alone
     names = [engine.name for engine in engines] + ([] if llama is None else [llama.name])
     found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):

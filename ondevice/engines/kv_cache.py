@@ -82,7 +82,7 @@ class KVCache:
     """Keys and values of the layers of one kind.
 
     A full cache keeps every position and grows by doubling. A sliding cache keeps the last `history` positions and
-    SLACK more in one linear buffer, and moves them to the front when it reaches the end: one copy of them every
+    `slack` more in one linear buffer, and moves them to the front when it reaches the end: one copy of them every
     `max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
 
     A layer's buffer is [2, units], keys then values, with room for `capacity` rows; row r holds position `base + r`.
@@ -95,24 +95,28 @@ class KVCache:
         history: int | None = None,
         views: Views = Views(),
         units: Units = SINGLE,
+        *,
+        slack: int | None = None,
     ) -> None:
         """
         Args:
             types: layer index -> dtype of one unit of keys, and of values.
             max_rows: most rows that one forward appends.
+            slack: SLACK unless said otherwise; at least MARGIN.
             history: positions before the newest that must stay readable; None keeps all.
             views: the range of positions that the engine reads at once, in whole units.
             units: how rows lie in memory.
         """
         self.base = 0
         self._history = history
+        self._slack = SLACK if slack is None else slack
         self._types = types
         self._views = views
         self._units = units
         if history is None:
             capacity = 2 * max_rows + views.least
         else:
-            capacity = max_rows + views.least + history + SLACK + views.step + views.align
+            capacity = max_rows + views.least + history + self._slack + views.step + views.align
         self.capacity = _up(capacity, views.align)
         self._buffers = self._zeros(self.capacity)
 
@@ -241,7 +245,7 @@ class KVCache:
         return slice(first, first + self._count(length - base))
 
     def _slide(self, length: int) -> None:
-        base = max(self.base, self._first(max(0, length - SLACK)))
+        base = max(self.base, self._first(max(0, length - self._slack)))
         kept, count = self._kept(base, length), self._count(length - base)
         self.base = length  # after an interrupt here, no rewind is possible
         for buffer in self._buffers.values():
@@ -295,7 +299,7 @@ def make_caches(
     values, or have a convolution.
 
     unit_type : the dtype of one unit of a layer's keys, and of its values
-    max_rows, views, units : as for `KVCache`
+    max_rows, views, units : as for `KVCache`; the slack of convolutions is MARGIN
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in target.kinds:
@@ -303,7 +307,8 @@ def make_caches(
         types = {index: unit_type(own) for index, own in layers.items() if own.kind == kind}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = None if target.window is None or kind == "full" else target.window + 1
-        caches[kind] = KVCache(types, max_rows, history, views, units)
+        convolved = kind == "sliding" and target.convolves  # rows of 8 to 32 KB: no more than copies hold
+        caches[kind] = KVCache(types, max_rows, history, views, units, slack=MARGIN if convolved else None)
     return caches
 
 

@@ -99,7 +99,7 @@ def test_a_file_that_asks_for_more_rows_than_there_are_is_refused(bundle: Bundle
     half_committed(session, random_tokens(3, 121), 120)
     session.save(tmp_path / "file")
     assert engine.load_session(tmp_path / "file").length == 170
-    engine.most_rows = 119
+    engine.rows_of_one = 119
     with pytest.raises(SessionFileError, match="states behind 50 of 170 tokens"):
         engine.load_session(tmp_path / "file")
     engine.close()
@@ -141,15 +141,15 @@ def test_rows_of_a_tree_have_the_states_of_their_ancestors(bundle: Bundle) -> No
     engine.close()
 
 
-def test_sessions_that_read_again_do_not_fit_one_forward(bundle: Bundle) -> None:
+def test_rows_to_read_again_that_do_not_fit_beside_others(bundle: Bundle) -> None:
     """They read before it, in forwards of their own."""
     engine = SimdEngine(bundle, threads=1)
     most = engine.open_session().max_rows()
-    tokens = [random_tokens(seed, most - 10) for seed in (5, 6)]
+    tokens = [random_tokens(seed, most - 1) for seed in (5, 6)]
     sessions = [engine.open_session() for _ in tokens]
     for session, each in zip(sessions, tokens, strict=True):
         half_committed(session, [*each, 1], len(each))
-        assert len(session.unread) == most - 10
+        assert len(session.unread) == most - 1
     outputs = engine.forward([Rows(session, TokenTree.chain([7, 8]), [1]) for session in sessions])
     for each, found in zip(tokens, outputs, strict=True):
         np.testing.assert_array_equal(run(read(engine, each), [7, 8], [1]), found.logits)

@@ -47,9 +47,9 @@ def queries_and_keys(
         first, second = Taken(0, turned, step=2), Taken(1, turned, step=2)
 
     def of(starts: range, factor: float) -> Sequence[Taken]:
-        order = (first, Taken(turned, pairs + half, factor), second, Taken(pairs + half, size, factor))
+        order = [first, Taken(turned, pairs + half, factor), second, Taken(pairs + half, size, factor)]
         if turned == size and not neighbours:
-            order = (Taken(0, size),)
+            order = [Taken(0, size)]
         return [Taken(at + each.start, at + each.stop, each.factor, each.step) for at in starts for each in order]
 
     stride = query_stride or size

@@ -39,7 +39,7 @@ from ondevice.engines.protocol import (
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
 from ondevice.engines.simd.buffers import Lease, OutputBuffer, OutputPool
-from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, cache_unit
+from ondevice.engines.simd.caches import BITS, CONVOLVED_ROWS, UNITS, VIEWS, KeyIndex, LookupSettings, cache_unit
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
@@ -94,6 +94,7 @@ class SimdEngine:
         self.drafter = bundle.manifest.drafter
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MAX_ROWS
+        self.rows_of_one = min(MAX_ROWS, CONVOLVED_ROWS) if self.target.convolves else MAX_ROWS
         self._pad = bundle.manifest.pad_token_id or 0
         self._program = Program(bundle, MAX_ROWS, threads, preparation, lookup)
         self.experts = self._program.models.experts
@@ -113,8 +114,8 @@ class SimdEngine:
     def open_session(self) -> SimdSession:
         self._check_open()
         program, kind = self._program, self._cache_type
-        caches = make_caches(self.target, partial(cache_unit, kind), self.most_rows, VIEWS, UNITS)
-        states = States(shapes, self.most_rows) if (shapes := self.target.states()) else None
+        caches = make_caches(self.target, partial(cache_unit, kind), self.rows_of_one, VIEWS, UNITS)
+        states = States(shapes, self.rows_of_one) if (shapes := self.target.states()) else None
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:
@@ -173,7 +174,8 @@ class SimdEngine:
 
     def _make_room(self, sessions: Sequence[SimdSession], batch: Sequence[Rows]) -> None:
         """Read what sessions have to read again in forwards of their own, if it does not fit beside the rows."""
-        if sum(len(session.unread) for session in sessions) + sum(len(rows.tree) for rows in batch) > self.most_rows:
+        counts = [len(session.unread) + len(rows.tree) for session, rows in zip(sessions, batch, strict=True)]
+        if sum(counts) > self.most_rows or max(counts) > self.rows_of_one:
             for session in sessions:
                 session.read_again()
 
@@ -302,7 +304,7 @@ class SimdSession(CachedSequence):
 
     def max_rows(self, block: int = 1) -> int:
         self.check_open()
-        most = self.engine.most_rows if self._index is None else min(self.engine.most_rows, self._index.most_rows)
+        most = self.engine.rows_of_one if self._index is None else min(self.engine.rows_of_one, self._index.most_rows)
         return min(most, self.engine.context_length - self.length)
 
     @property
