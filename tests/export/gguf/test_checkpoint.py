@@ -332,7 +332,7 @@ def test_what_is_not_supported_of_lfm2(tmp_path: Path, architecture: str, said: 
 
 
 def test_glm_as_conversions_of_multimodal_or_older_models_is_not_supported(tmp_path: Path) -> None:
-    """Of the former rows are in another order, of the latter queries, keys and values are one matrix."""
+    """Rows of multimodal models are in another order; older ones have queries, keys and values in one matrix."""
     path = tmp_path / "model.gguf"
     config = transformers.GlmConfig(**_SIZES, num_hidden_layers=1, pad_token_id=0)
     model = random_model(transformers.GlmForCausalLM(config))
