@@ -205,6 +205,17 @@ def test_layers_of_exaone_4_by_a_pattern(tmp_path: Path) -> None:
         assert families.read_target({**config, **fields}, "config.json").target == expected
 
 
+def test_layers_of_granite_swash_that_are_not_listed(tmp_path: Path) -> None:
+    """The first of four layers has no window, and all rotate alike."""
+    save_family(tmp_path, "granite-swash")
+    change_config(tmp_path, layer_types=None, layer_rope_theta=None)
+    target = families.read_target(json.loads((tmp_path / "config.json").read_text()), "config.json").target
+    windows = [None, WINDOW, WINDOW, WINDOW]
+    assert [(own.window, own.rotary) for own in target.attention] == [(window, 0) for window in windows]
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert [kind == "sliding_attention" for kind in loaded.layer_types] == [window is not None for window in windows]
+
+
 def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
     windows = {}
     for name in ("smollm2", "mistral", "mistral-full", "ministral", "gemma3", "smollm3"):
@@ -435,6 +446,7 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
 
 
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
+_SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}
 _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers": 0}
 
 
@@ -492,6 +504,9 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True}, "use_bias is true: biases of all projections"),
         ({"architectures": ["Ernie4_5ForCausalLM"], "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not"),
         ({"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": "LLLG"}, "pattern is 'LLLG', expected a"),
+        ({**_SWASH, "layer_rope_theta": [10_000.0]}, "layer_rope_theta has not one number for each layer"),
+        ({**_SWASH, "layer_rope_theta": [10_000.0, -1.0]}, "rope_theta is -1.0, expected a positive number"),
+        ({**_SWASH, "shared_intermediate_size": 64}, "shared_intermediate_size is not 0: experts beside a dense block"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
@@ -610,19 +625,44 @@ def test_the_family_that_the_page_adds(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-_KINDS = {"gemma3": "gemma3_text", "seed-oss": "seed_oss", "ernie4.5": "ernie4_5"}
+_KINDS = {
+    "gemma3": "gemma3_text",
+    "seed-oss": "seed_oss",
+    "ernie4.5": "ernie4_5",
+    "granite-moe": "granitemoe",
+    "granite-swash": "granite_swa",
+    "granite-swash-moe": "granitemoe_swa",
+}
 """Names of configurations in transformers, where they are not those of the family."""
 
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3", "exaone4", "seed-oss", "glm", "glm4", "ernie4.5"],
+    [
+        "llama",
+        "mistral",
+        "smollm3",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "exaone4",
+        "seed-oss",
+        "glm",
+        "glm4",
+        "ernie4.5",
+        "granite",
+        "granite-moe",
+        "granite-swash",
+        "granite-swash-moe",
+    ],
 )
 def test_defaults_are_those_of_transformers(name: str) -> None:
-    """Values of the fields that a config.json may leave out. A window that is off has no size there."""
+    """Values of the fields that a config.json may leave out. A window that is off has no size there; bases of layers
+    are made of the one of all.
+    """
     [family] = [family for family in families.FAMILIES if family.name == name]
-    config = AutoConfig.for_model(_KINDS.get(name, name))
-    compared = [field for field in family.defaults if hasattr(config, field) and field != "sliding_window"]
+    config, derived = AutoConfig.for_model(_KINDS.get(name, name)), ("sliding_window", "layer_rope_theta")
+    compared = [field for field in family.defaults if hasattr(config, field) and field not in derived]
     assert len(compared) >= 6
     assert {field: getattr(config, field) for field in compared} == {
         field: family.defaults[field] for field in compared

@@ -7,6 +7,7 @@ presents its metadata as such a mapping.
                          `linear_attention`
     rope_parameters      for each kind of attention, its `rope_type`, `rope_theta` and what the type needs
     no_rope_layers       for every layer 1, or 0 if it does not rotate; only of classes that have such layers
+    layer_rope_theta     for every layer its `rope_theta`, or 0 if it does not rotate; only of classes that have it
     hidden_activation    the activation, with its older names
     alternating_experts  whether rows of gate and up alternate in experts, whose matrices are then stored transposed
                          unless they are quantised; false for a file that has all of gate first
@@ -14,6 +15,7 @@ presents its metadata as such a mapping.
                          it itself
     tiled_value_heads    whether value head i of the gated delta rule has key head i modulo their number, as in a file,
                          not those of a key head next to each other
+    linear_experts       whether experts of Granite are named `input_linear` and `output_linear`; false for a file
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already
 """
@@ -46,7 +48,9 @@ that have them among their defaults."""
 
 _OF_SOME_CLASSES = (
     "final_logit_softcapping",
+    "full_attention_interval",
     "hidden_activation",
+    "layer_rope_theta",
     "max_window_layers",
     "no_rope_layer_interval",
     "rope_local_base_freq",
@@ -99,6 +103,9 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
     if "no_rope_layer_interval" not in defaults:  # classes without the one ignore the other too
         found.pop("no_rope_layers", None)
     found["layer_types"] = _layer_types(fields)
+    thetas, count = found.get("layer_rope_theta", [0] * MAX_LAYERS), len(found["layer_types"])
+    if not isinstance(thetas, list) or len(thetas) < count or not all(isinstance(each, int | float) for each in thetas):
+        raise CheckpointError(f"{text.origin}: layer_rope_theta has not one number for each layer")
     found["rope_parameters"] = _rope_parameters(fields)
     return found
 
@@ -144,9 +151,10 @@ def _windows(fields: JsonFields) -> list[str]:
         return [FULL] * count
     if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window
         return [FULL if rotates else SLIDING for rotates in data["no_rope_layers"]]
-    if "sliding_window_pattern" in data:
-        every = fields.integer("sliding_window_pattern")
-        return [SLIDING if (index + 1) % every else FULL for index in range(count)]
+    for name, before in {"sliding_window_pattern": 1, "full_attention_interval": 0}.items():  # the latter of Granite
+        if name in data:
+            every = fields.integer(name)
+            return [SLIDING if (index + before) % every else FULL for index in range(count)]
     first = fields.integer("max_window_layers", 0, minimum=0)
     return [SLIDING if index >= first else FULL for index in range(count)]
 

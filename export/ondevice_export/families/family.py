@@ -109,11 +109,14 @@ class Config(JsonFields):
             `partial_rotary_factor` says
         """
         rotates = self.data.get("no_rope_layers")
-        if rotates is not None and not rotates[index]:
+        theta = self.data["layer_rope_theta"][index] if "layer_rope_theta" in self.data else None
+        if theta == 0 or (rotates is not None and not rotates[index]):
             return None, 1.0
         if head_dim > MAX_HEAD_DIM:
             raise CheckpointError(f"{self.origin}: a head of {head_dim} numbers is not supported, {MAX_HEAD_DIM} are")
         parameters, still = self.rope(self.kind(index)), 0
+        if theta is not None:
+            parameters = JsonFields({**parameters.data, "rope_theta": theta}, parameters.origin)
         if turned is not None:
             parameters = JsonFields({**parameters.data, "partial_rotary_factor": 1.0}, parameters.origin)
             still = head_dim - turned

@@ -1,8 +1,10 @@
-"""Granite 3 and the dense models of Granite 4: as Llama, with factors of embeddings, scores, residuals and logits.
+"""Granite: as Llama, with factors of embeddings, scores, residuals and logits; dense models and mixtures.
 
 A bundle has no factors of residuals and logits: the rows of the projections that are added to the residual stream have
-the former, and the weight of the last norm has the latter. Granite 4's class is that of its hybrids of attention and
-Mamba layers, which are not supported; its dense models have attention in all layers, and gate and up in one matrix.
+the former, and the weight of the last norm has the latter. Mixtures of Granite 3 have experts in place of the dense
+block. Granite 4's class is that of its hybrids of attention and Mamba layers, which are not supported; its dense models
+have attention in all layers, and gate and up in one matrix. Granite Swash has sinks and windows, and every layer a
+rotation of its own, or none.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, ExpertsConfig, FeedForward, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
@@ -19,6 +21,13 @@ from ondevice_export.families.rows import gate_and_up
 
 _OUTPUT, _DOWN = "self_attn.o_proj.weight", "mlp.down_proj.weight"
 _OF_SHARED = {_DOWN: "shared_mlp.output_linear.weight"}
+_EXPERTS = "block_sparse_moe.experts"
+_OF_MIXTURES = {
+    **NAMES,
+    "router.proj.weight": "block_sparse_moe.router.weight",
+    "experts.gate_up_proj": f"{_EXPERTS}.gate_up_proj",
+    "experts.down_proj": f"{_EXPERTS}.down_proj",
+}
 
 
 def layer(config: Config, index: int) -> Layer:
@@ -32,6 +41,29 @@ def dense_layer(config: Config, index: int) -> Layer:
     return layer(config, index)
 
 
+def mixture_layer(config: Config, index: int) -> Layer:
+    own = attention(config, index, scale=config.number("attention_multiplier"))
+    return pre_normed(own, _experts(config))
+
+
+def swash_layer(config: Config, index: int) -> Layer:
+    own = attention(config, index, scale=config.number("attention_multiplier"), sinks=True)
+    return pre_normed(own, feed_forward(config))
+
+
+def swash_mixture_layer(config: Config, index: int) -> Layer:
+    if config.data.get("shared_intermediate_size"):
+        raise CheckpointError(f"{config.origin}: shared_intermediate_size is not 0: experts beside a dense block")
+    own = attention(config, index, scale=config.number("attention_multiplier"), sinks=True)
+    return pre_normed(own, _experts(config))
+
+
+def _experts(config: Config) -> FeedForward:
+    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
+    top = config.integer("num_experts_per_tok", maximum=count)
+    return FeedForward(0, config.activation, ExpertsConfig(count, top, config.integer("intermediate_size")))
+
+
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
     return _times_residual_factor(config, _OUTPUT, _DOWN)
 
@@ -41,6 +73,28 @@ def rows_of_shared(config: Config, index: int) -> Mapping[str, RowsOf]:
         **_times_residual_factor(config, _OUTPUT, _OF_SHARED[_DOWN]),
         **gate_and_up(config, "shared_mlp.input_linear.weight"),
     }
+
+
+def rows_of_mixture(config: Config, index: int) -> Mapping[str, RowsOf]:
+    return {**_times_residual_factor(config, _OUTPUT), **_rows_of_experts(config, f"{_EXPERTS}.down_proj")}
+
+
+def rows_of_granite_3_mixture(config: Config, index: int) -> Mapping[str, RowsOf]:
+    """Checkpoints of the hub have other names than files, and than newer classes."""
+    if not config.flag("linear_experts"):
+        return rows_of_mixture(config, index)
+    count, width = config.integer("num_local_experts", maximum=MAX_EXPERTS), config.integer("intermediate_size")
+    return {
+        **_times_residual_factor(config, _OUTPUT),
+        **_rows_of_experts(config, "block_sparse_moe.output_linear.weight"),
+        f"{_EXPERTS}.gate_up_proj": ("block_sparse_moe.input_linear.weight", [Taken(0, count * 2 * width)]),
+        "block_sparse_moe.router.weight": ("block_sparse_moe.router.layer.weight", [Taken(0, count)]),
+    }
+
+
+def _rows_of_experts(config: Config, name: str) -> Mapping[str, RowsOf]:
+    rows = config.integer("num_local_experts", maximum=MAX_EXPERTS) * config.integer("hidden_size")
+    return {f"{_EXPERTS}.down_proj": (name, [Taken(0, rows, config.number("residual_multiplier"))])}
 
 
 def _times_residual_factor(config: Config, *names: str) -> Mapping[str, RowsOf]:
@@ -87,6 +141,36 @@ _HYBRID = {
     "shared_intermediate_size": 1024,
 }
 
+_MIXTURE = {
+    **_GRANITE,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "linear_experts": True,
+}
+_WINDOWS = {"sliding_window": 128, "full_attention_interval": 4, "layer_rope_theta": None}
+_SWASH = {
+    **_GRANITE,
+    **_WINDOWS,
+    "vocab_size": 100_352,
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 100_257,
+    "eos_token_id": 100_257,
+}
+_SWASH_MIXTURE = {
+    **_GRANITE,
+    **_WINDOWS,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 0,
+}
+
 FAMILIES = (
     Family(
         name="granite",
@@ -105,5 +189,30 @@ FAMILIES = (
         names={**NAMES, **_OF_SHARED},
         rows_of=rows_of_shared,
         spelling=_spelling_of_hybrids,
+    ),
+    Family(
+        name="granite-moe",
+        architectures=("GraniteMoeForCausalLM",),
+        defaults=_MIXTURE,
+        layer=mixture_layer,
+        names=_OF_MIXTURES,
+        rows_of=rows_of_granite_3_mixture,
+        spelling=_spelling,
+    ),
+    Family(
+        name="granite-swash",
+        architectures=("GraniteSWAForCausalLM",),
+        defaults=_SWASH,
+        layer=swash_layer,
+        names=NAMES,
+        rows_of=rows_of,
+    ),
+    Family(
+        name="granite-swash-moe",
+        architectures=("GraniteMoeSWAForCausalLM",),
+        defaults=_SWASH_MIXTURE,
+        layer=swash_mixture_layer,
+        names=_OF_MIXTURES,
+        rows_of=rows_of_mixture,
     ),
 )

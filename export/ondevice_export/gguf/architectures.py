@@ -273,9 +273,26 @@ def _ernie(metadata: Metadata) -> dict[str, Any]:
 
 
 def _granite(metadata: Metadata) -> dict[str, Any]:
-    """Granite 3 and the dense models of Granite 4; the file says if they do not rotate."""
+    """Granite 3 and the dense models of Granite 4."""
+    return {**_dense(metadata), **_granite_factors(metadata)}
+
+
+def _granite_mixture(metadata: Metadata) -> dict[str, Any]:
+    """The mixtures of Granite 3; the conversion of those with a dense block beside the experts says its width."""
+    if metadata.integer("expert_shared_feed_forward_length", 0, minimum=0):
+        raise CheckpointError(f"{metadata.origin}: experts beside a dense block are not supported")
     return {
-        **_dense(metadata),
+        **_without_window(metadata, _rope(metadata)),
+        **_granite_factors(metadata),
+        "num_local_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "linear_experts": False,
+    }
+
+
+def _granite_factors(metadata: Metadata) -> dict[str, Any]:
+    """The factors of Granite; the file also says if its layers do not rotate."""
+    return {
         "embedding_multiplier": metadata.positive("embedding_scale") or 1.0,
         "residual_multiplier": metadata.positive("residual_scale") or 1.0,
         "attention_multiplier": metadata.positive("attention.scale") or _head_dim(metadata) ** -0.5,
@@ -599,6 +616,13 @@ _GPT_OSS = {
     **{f"ffn_{name}_exps.weight": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")},
     **{f"ffn_{name}_exps.bias": f"mlp.experts.{name}_proj_bias" for name in ("gate", "up", "down")},
 }
+_GRANITE_MIXTURE = {
+    **_LLAMA,
+    "ffn_gate_inp.weight": "block_sparse_moe.router.weight",
+    "ffn_gate_exps.weight": "block_sparse_moe.experts.gate_proj",
+    "ffn_up_exps.weight": "block_sparse_moe.experts.up_proj",
+    "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+}
 _LFM_2 = {
     "attn_norm.weight": "operator_norm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
@@ -623,10 +647,10 @@ _LFM_2_MIXTURE = {
     "ffn_up_exps.weight": "feed_forward.experts.up_proj",
     "ffn_down_exps.weight": "feed_forward.experts.down_proj",
 }
-_OTHERS = (_QWEN_3_5, _QWEN_3_MIXTURE, _LFM_2_MIXTURE)
-MATRICES = {hub: file for names in (_GEMMA_4, *_OTHERS) for file, hub in names.items()}
+_MIXTURES = (_QWEN_3_MIXTURE, _LFM_2_MIXTURE, _GRANITE_MIXTURE)
+MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_5, *_MIXTURES) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
-for _block in ("mlp", "feed_forward"):  # gate and up have the same inputs
+for _block in ("mlp", "feed_forward", "block_sparse_moe"):  # gate and up have the same inputs
     MATRICES[f"{_block}.experts.gate_up_proj"] = "ffn_gate_exps.weight"
 
 _PER_LAYER = {
@@ -647,6 +671,7 @@ _NEXTN = {
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
     "granite": Architecture("GraniteForCausalLM", _granite, _LLAMA, _MODEL, interleaved=True),
+    "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_mixture, _GRANITE_MIXTURE, _MODEL, interleaved=True),
     "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, _LLAMA, _MODEL, interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),

@@ -80,6 +80,7 @@ def _split_by(pattern: str) -> list[dict[str, Any]]:
 
 _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2")
 _GLM = ("glm4", "chatglm-bpe")
+_STARCODER = ("smollm", "refact", "starcoder")
 _QWEN_2 = ("qwen2", "deepseek-r1-qwen")
 """Names of one pre-tokenizer each."""
 
@@ -89,7 +90,7 @@ token unless the file says otherwise."""
 
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
-    "smollm": [{"type": "Digits", "individual_digits": True}],
+    **{name: [{"type": "Digits", "individual_digits": True}] for name in _STARCODER},
     "exaone4": [],
     **dict.fromkeys((*_LLAMA_3, *_GLM, "smaug-bpe", "dbrx"), _split(r"\p{N}{1,3}")),
     **dict.fromkeys(_QWEN_2, _split(r"\p{N}")),

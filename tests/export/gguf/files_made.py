@@ -24,6 +24,7 @@ _ARCHITECTURES = {
     "qwen35": gguf.MODEL_ARCH.QWEN35,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "mistral3": gguf.MODEL_ARCH.MISTRAL3,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
@@ -38,6 +39,8 @@ _ARCHITECTURES = {
 }
 _UNMAPPED = {
     "router.scale": "ffn_gate_inp.scale",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    **{f"block_sparse_moe.experts.{name}_proj": f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
     "router.per_expert_scale": "ffn_down_exps.scale",
     "pre_projection.weight": "nextn.pre_projection.weight",
     "post_projection.weight": "nextn.post_projection.weight",
@@ -97,7 +100,7 @@ def write_gguf(
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
         stored = kind if isinstance(kind, Kind) else kind(name)
         plain: tuple[str, ...] = ("router.proj.weight", "mlp.gate.weight", "mlp.router.weight", "bias")
-        plain += ("feed_forward.gate.weight", "conv.conv.weight", "conv1d.weight")
+        plain += ("feed_forward.gate.weight", "conv.conv.weight", "conv1d.weight", "moe.router.weight")
         if data.ndim > 1 and stored is not Kind.F32 and not name.endswith(plain):
             writer.add_tensor(own, _blocks(data, stored), raw_dtype=stored)
         else:
@@ -119,7 +122,7 @@ def _separate(architecture: str, state: State) -> State:
     for full, tensor in state.items():
         turned = alternate and "experts." in full and tensor.ndim == 3
         name, values = full.replace("_proj_bias", "_proj.bias"), tensor.swapaxes(1, 2) if turned else tensor
-        if architecture in {"qwen3moe", "gpt-oss", "lfm2moe"} and "gate_up_proj" in name:
+        if architecture in {"qwen3moe", "gpt-oss", "lfm2moe", "granitemoe"} and "gate_up_proj" in name:
             halves = (values[:, ::2], values[:, 1::2]) if alternate else np.split(values, 2, axis=1)
             for part, half in zip(("gate", "up"), halves, strict=True):
                 found[name.replace("gate_up", part)] = half
@@ -185,7 +188,9 @@ def _converted(architecture: str, name: str, values: NDArray[np.float32], config
         return _delta_converted(name, values, config)
     if architecture in {"gemma3", "qwen35"} and name.endswith("norm.weight"):
         return values + np.float32(1)
-    if architecture in {"llama", "mistral3", "granite"} and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if architecture in {"llama", "mistral3", "granite", "granitemoe"} and name.endswith(
+        ("q_proj.weight", "k_proj.weight")
+    ):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
@@ -248,11 +253,8 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
         writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
-    if architecture == "granite":
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
+    if architecture in {"granite", "granitemoe"}:
+        _describe_granite(writer, config)
     if architecture == "mistral3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
@@ -274,6 +276,17 @@ def _describe_qwen35(writer: Any, config: Any) -> None:
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     writer.add_full_attention_interval(4)
+
+
+def _describe_granite(writer: Any, config: Any) -> None:
+    """As `GraniteModel` and `GraniteMoeModel` of llama.cpp."""
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    if hasattr(config, "num_local_experts"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
 
 
 def _describe_lfm2(writer: Any, config: Any) -> None:

@@ -331,6 +331,16 @@ def test_what_is_not_supported_of_lfm2(tmp_path: Path, architecture: str, said: 
     assert "\n" not in str(caught.value)
 
 
+def test_a_dense_block_beside_experts_of_granite_is_not_supported(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    sizes = {name: value for name, value in _SIZES.items() if name != "head_dim"}
+    config = transformers.GraniteMoeConfig(**sizes, num_hidden_layers=1, num_local_experts=4)
+    _written(path, "granitemoe", random_model(transformers.GraniteMoeForCausalLM(config))).close()
+    _rewrite(path, {"granitemoe.expert_shared_feed_forward_length": 64})
+    with pytest.raises(CheckpointError, match="experts beside a dense block are not supported"):
+        GgufCheckpoint(path)
+
+
 def test_glm_as_conversions_of_multimodal_or_older_models_is_not_supported(tmp_path: Path) -> None:
     """Rows of multimodal models are in another order; older ones have queries, keys and values in one matrix."""
     path = tmp_path / "model.gguf"

@@ -324,6 +324,7 @@ def test_value_heads_in_the_order_of_files(tmp_path: Path, engine: EngineName, k
 
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen35": {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 2},
+    "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
     "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
     "glm4": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
@@ -334,11 +335,8 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *(
-            (each, None)
-            for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4", "qwen35")
-        ),
-        ("ernie4_5", None),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
+        *((each, None) for each in ("ernie4_5", "granitemoe", "qwen35")),
         ("phi3", 200),
     ],
 )
@@ -349,6 +347,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
         "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig),
+        "granitemoe": (transformers.GraniteMoeForCausalLM, transformers.GraniteMoeConfig),
         "gpt-oss": (transformers.GptOssForCausalLM, transformers.GptOssConfig),
         "mistral3": (transformers.Ministral3ForCausalLM, transformers.Ministral3Config),
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
@@ -385,7 +384,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         }
     if architecture != "qwen2":
         fields["head_dim"] = 32
-    if architecture == "granite":
+    if architecture.startswith("granite"):
         fields |= {"hidden_size": 128, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
         fields |= {"attention_multiplier": 0.015625, "logits_scaling": 8.0}
     if architecture == "gpt-oss":

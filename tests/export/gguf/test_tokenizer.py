@@ -148,6 +148,8 @@ def test_published_files_give_the_ids_of_llama_cpp(name: str) -> None:
         ("smollm2", "gpt2", "dbrx"),
         ("smollm2", "gpt2", "gpt-4o"),
         ("smollm2", "gpt2", "tekken"),
+        ("smollm2", "gpt2", "refact"),
+        ("smollm2", "gpt2", "starcoder"),
         ("smollm2", "gpt2", "exaone4"),
         ("smollm2", "gpt2", "glm4"),
         ("smollm2", "gpt2", "chatglm-bpe"),
