@@ -654,6 +654,7 @@ _KINDS = {
         "granite-moe",
         "granite-swash",
         "granite-swash-moe",
+        "gemma",
     ],
 )
 def test_defaults_are_those_of_transformers(name: str) -> None:

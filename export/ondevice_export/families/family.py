@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.bundle_format.decoder import Activation, Attention, Block, FeedForward, Layer, Mixer, rotary_numbers
+from ondevice.bundle_format.decoder import (
+    MAX_EXPERTS,
+    Activation,
+    Attention,
+    Block,
+    ExpertsConfig,
+    FeedForward,
+    Layer,
+    Mixer,
+    rotary_numbers,
+)
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import CONVOLUTION, DELTA, SLIDING, newer_spelling
@@ -232,3 +242,13 @@ def pre_normed(own: Mixer, feed: FeedForward) -> Layer:
 def feed_forward(config: Config) -> FeedForward:
     """The dense feed-forward block of a layer."""
     return FeedForward(config.integer("intermediate_size"), config.activation)
+
+
+def experts(config: Config, width: str) -> FeedForward:
+    """Experts in place of the dense block, whose weights are the softmax of the scores of a token's experts.
+
+    width : the field that has the inner width of one
+    """
+    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
+    top = config.integer("num_experts_per_tok", maximum=count)
+    return FeedForward(0, config.activation, ExpertsConfig(count, top, config.integer(width)))

@@ -1,13 +1,18 @@
-"""Gemma 3, the text models of 270M to 27B, alone or in a multimodal checkpoint.
+"""Gemma 3, the text models of 270M to 27B, alone or in a multimodal checkpoint; the first Gemma, and CodeGemma.
 
 Norms before and after every block, whose weights are stored without 1; norms of the heads of queries and keys; five of
-six layers with a window and a rotation of their own.
+six layers with a window and a rotation of their own. The first Gemma is as Llama but for the 1, the factor of its
+embeddings and its activation.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from ondevice.bundle_format.decoder import Block, Layer
 from ondevice_export.families.family import Config, Family, attention, feed_forward
+from ondevice_export.families.llama import NAMES
+from ondevice_export.families.llama import layer as first_layer
 
 
 def layer(config: Config, index: int) -> Layer:
@@ -18,6 +23,11 @@ def layer(config: Config, index: int) -> Layer:
             Block(feed_forward(config), norm_in=True, norm_out=True),
         )
     )
+
+
+def _spelling_of_first(data: dict[str, Any]) -> dict[str, Any]:
+    """The published files name the exact `gelu`, and mean the approximation, as transformers takes it."""
+    return {**data, "hidden_activation": "gelu_pytorch_tanh"} if data["hidden_activation"] == "gelu" else data
 
 
 COMMON = {
@@ -50,7 +60,36 @@ _DEFAULTS = {
     "sliding_window": 4096,
 }
 
+_FIRST = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "norm_offset": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "add_bos_token": True,
+}
+
 FAMILIES = (
+    Family(
+        name="gemma",
+        architectures=("GemmaForCausalLM",),
+        defaults=_FIRST,
+        layer=first_layer,
+        names=NAMES,
+        scaled_embedding=True,
+        spelling=_spelling_of_first,
+    ),
     Family(
         name="gemma3",
         architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import MAX_EXPERTS, ExpertsConfig, FeedForward, Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
+from ondevice_export.families.family import Config, Family, RowsOf, attention, experts, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 from ondevice_export.families.rows import gate_and_up
 
@@ -43,7 +43,7 @@ def dense_layer(config: Config, index: int) -> Layer:
 
 def mixture_layer(config: Config, index: int) -> Layer:
     own = attention(config, index, scale=config.number("attention_multiplier"))
-    return pre_normed(own, _experts(config))
+    return pre_normed(own, experts(config, "intermediate_size"))
 
 
 def swash_layer(config: Config, index: int) -> Layer:
@@ -55,13 +55,7 @@ def swash_mixture_layer(config: Config, index: int) -> Layer:
     if config.data.get("shared_intermediate_size"):
         raise CheckpointError(f"{config.origin}: shared_intermediate_size is not 0: experts beside a dense block")
     own = attention(config, index, scale=config.number("attention_multiplier"), sinks=True)
-    return pre_normed(own, _experts(config))
-
-
-def _experts(config: Config) -> FeedForward:
-    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
-    top = config.integer("num_experts_per_tok", maximum=count)
-    return FeedForward(0, config.activation, ExpertsConfig(count, top, config.integer("intermediate_size")))
+    return pre_normed(own, experts(config, "intermediate_size"))
 
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ondevice.bundle_format.decoder import MAX_EXPERTS, ExpertsConfig, FeedForward, Layer
+from ondevice.bundle_format.decoder import FeedForward, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.families import qwen2
-from ondevice_export.families.family import Config, Family, attention, feed_forward, pre_normed
+from ondevice_export.families.family import Config, Family, attention, experts, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 
 
@@ -37,9 +37,7 @@ def _has_experts(config: Config, index: int) -> bool:
 def _experts(config: Config) -> FeedForward:
     if not config.flag("norm_topk_prob"):
         raise CheckpointError(f"{config.origin}: norm_topk_prob is false: experts whose weights are not normalised")
-    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
-    top, width = config.integer("num_experts_per_tok", maximum=count), config.integer("moe_intermediate_size")
-    return FeedForward(0, config.activation, ExpertsConfig(count, top, width))
+    return experts(config, "moe_intermediate_size")
 
 
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:

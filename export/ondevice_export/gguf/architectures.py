@@ -431,6 +431,10 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _gemma(metadata: Metadata) -> dict[str, Any]:
+    return {**_dense(metadata), "hidden_act": "gelu_pytorch_tanh", "norm_offset": 0}
+
+
 _LAYERS_OF_27B = 62
 
 
@@ -686,6 +690,7 @@ ARCHITECTURES = {
     "glm4": Architecture("Glm4ForCausalLM", _glm, _GLM_4, _MODEL),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, _LLAMA, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
+    "gemma": Architecture("GemmaForCausalLM", _gemma, _LLAMA, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),
     "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", _gemma4_assistant, _GEMMA_4, {**_MODEL, **_NEXTN}),

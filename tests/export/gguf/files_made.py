@@ -34,6 +34,7 @@ _ARCHITECTURES = {
     "glm4": gguf.MODEL_ARCH.GLM4,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
 }
@@ -186,7 +187,7 @@ def _own_name(name: str, names: Any) -> str:
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
     if architecture == "qwen35" and "linear_attn" in name:
         return _delta_converted(name, values, config)
-    if architecture in {"gemma3", "qwen35"} and name.endswith("norm.weight"):
+    if architecture in {"gemma", "gemma3", "qwen35"} and name.endswith("norm.weight"):
         return values + np.float32(1)
     if architecture in {"llama", "mistral3", "granite", "granitemoe"} and name.endswith(
         ("q_proj.weight", "k_proj.weight")

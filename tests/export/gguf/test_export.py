@@ -336,14 +336,14 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
-        *((each, None) for each in ("ernie4_5", "granitemoe", "qwen35")),
+        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35")),
         ("phi3", 200),
     ],
 )
 def test_a_float_file_gives_the_bundle_of_its_safetensors(
     tmp_path: Path, architecture: str, context: int | None
 ) -> None:
-    """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
+    """Weights and graph are the same bytes; the norms of Gemma have their 1 added before or after."""
     classes = {
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
         "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig),
@@ -354,6 +354,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
         "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
         "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config),
+        "gemma": (transformers.GemmaForCausalLM, transformers.GemmaConfig),
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
