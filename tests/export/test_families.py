@@ -655,6 +655,7 @@ _KINDS = {
         "granite-swash",
         "granite-swash-moe",
         "gemma",
+        "helium",
     ],
 )
 def test_defaults_are_those_of_transformers(name: str) -> None:

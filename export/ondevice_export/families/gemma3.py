@@ -12,7 +12,7 @@ from typing import Any
 from ondevice.bundle_format.decoder import Block, Layer
 from ondevice_export.families.family import Config, Family, attention, feed_forward
 from ondevice_export.families.llama import NAMES
-from ondevice_export.families.llama import layer as first_layer
+from ondevice_export.families.llama import layer as llama_layer
 
 
 def layer(config: Config, index: int) -> Layer:
@@ -85,7 +85,7 @@ FAMILIES = (
         name="gemma",
         architectures=("GemmaForCausalLM",),
         defaults=_FIRST,
-        layer=first_layer,
+        layer=llama_layer,
         names=NAMES,
         scaled_embedding=True,
         spelling=_spelling_of_first,

@@ -1,8 +1,8 @@
-"""GLM-4, GLM-Z1, GLM-Edge and ERNIE 4.5, whose rotation turns neighbouring numbers of a head.
+"""GLM-4, GLM-Z1, GLM-Edge, ERNIE 4.5 and Helium, whose rotation turns neighbouring numbers of a head.
 
 GLM-4-0414 and GLM-Z1 (`Glm4ForCausalLM`) have norms before and behind both blocks, the models before them and GLM-Edge
 (`GlmForCausalLM`) before them alone; both have biases of queries, keys and values, turn half of each head, and have
-gate and up in one matrix. ERNIE 4.5's dense models are as Llama but for the neighbours.
+gate and up in one matrix. ERNIE 4.5's dense models and Helium are as Llama but for the neighbours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ondevice.bundle_format.decoder import Attention, Block, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
+from ondevice_export.families.llama import layer as llama_layer
 from ondevice_export.families.rows import gate_and_up, queries_and_keys, turned_numbers
 
 
@@ -33,7 +34,7 @@ def _attention(config: Config, index: int) -> Attention:
 def ernie_layer(config: Config, index: int) -> Layer:
     if config.flag("use_bias"):
         raise CheckpointError(f"{config.origin}: use_bias is true: biases of all projections are not supported")
-    return pre_normed(attention(config, index), feed_forward(config))
+    return llama_layer(config, index)
 
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
@@ -87,6 +88,24 @@ _ERNIE = {
     "pad_token_id": 0,
 }
 
+_HELIUM = {
+    "vocab_size": 48_000,
+    "hidden_size": 2560,
+    "intermediate_size": 7040,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-8,
+    "rope_theta": 100_000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+}
+
 FAMILIES = (
     Family(
         name="glm",
@@ -113,6 +132,14 @@ FAMILIES = (
         architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
         defaults=_ERNIE,
         layer=ernie_layer,
+        names=NAMES,
+        rows_of=rows_of,
+    ),
+    Family(
+        name="helium",
+        architectures=("HeliumForCausalLM",),
+        defaults=_HELIUM,
+        layer=llama_layer,
         names=NAMES,
         rows_of=rows_of,
     ),
