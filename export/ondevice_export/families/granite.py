@@ -4,7 +4,8 @@ A bundle has no factors of residuals and logits: the rows of the projections tha
 the former, and the weight of the last norm has the latter. Mixtures of Granite 3 have experts in place of the dense
 block. Granite 4's class is that of its hybrids of attention and Mamba layers, which are not supported; its dense models
 have attention in all layers, and gate and up in one matrix. Granite Swash has sinks and windows, and every layer a
-rotation of its own, or none.
+rotation of its own, or none. HyperCLOVA X has the same factors, that of logits as a factor and not as a divisor, and
+norms behind the blocks too, whose weights have the factor of residuals then.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import MAX_EXPERTS, Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, Block, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, experts, feed_forward, pre_normed
@@ -21,6 +22,7 @@ from ondevice_export.families.rows import gate_and_up
 
 _OUTPUT, _DOWN = "self_attn.o_proj.weight", "mlp.down_proj.weight"
 _OF_SHARED = {_DOWN: "shared_mlp.output_linear.weight"}
+_CLOVA_NORMS = ("post_norm1.weight", "post_norm2.weight")
 _EXPERTS = "block_sparse_moe.experts"
 _OF_MIXTURES = {
     **NAMES,
@@ -56,6 +58,18 @@ def swash_mixture_layer(config: Config, index: int) -> Layer:
         raise CheckpointError(f"{config.origin}: shared_intermediate_size is not 0: experts beside a dense block")
     own = attention(config, index, scale=config.number("attention_multiplier"), sinks=True)
     return pre_normed(own, experts(config, "intermediate_size"))
+
+
+def clova_layer(config: Config, index: int) -> Layer:
+    scale = config.number("attention_multiplier", config.head_dim**-0.5)
+    own, behind = attention(config, index, scale=scale), config.flag("use_post_norm")
+    return Layer(
+        (Block(own, norm_in=True, norm_out=behind), Block(feed_forward(config), norm_in=True, norm_out=behind))
+    )
+
+
+def rows_of_clova(config: Config, index: int) -> Mapping[str, RowsOf]:
+    return _times_residual_factor(config, *(_CLOVA_NORMS if config.flag("use_post_norm") else (_OUTPUT, _DOWN)))
 
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
@@ -99,6 +113,12 @@ def _times_residual_factor(config: Config, *names: str) -> Mapping[str, RowsOf]:
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     """Layers of Granite 3 rotate but in GGUF files that say otherwise: its class has no such field."""
     return _rotating(data, data.get("position_embedding_type") != "nope")
+
+
+def _spelling_of_clova(data: dict[str, Any]) -> dict[str, Any]:
+    """The factor of logits as the divisor that others have."""
+    factor = data.get("logits_scaling")
+    return {**data, "logits_scaling": 1 / factor} if isinstance(factor, int | float) and factor > 0 else data
 
 
 def _spelling_of_hybrids(data: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +185,8 @@ _SWASH_MIXTURE = {
     "shared_intermediate_size": 0,
 }
 
+_CLOVA = {**_GRANITE, "attention_multiplier": None, "use_post_norm": True}
+
 FAMILIES = (
     Family(
         name="granite",
@@ -208,5 +230,19 @@ FAMILIES = (
         layer=swash_mixture_layer,
         names=_OF_MIXTURES,
         rows_of=rows_of_mixture,
+    ),
+    Family(
+        name="hyperclova-x",
+        architectures=("HyperCLOVAXForCausalLM",),
+        defaults=_CLOVA,
+        layer=clova_layer,
+        names={
+            **NAMES,
+            **dict(
+                zip(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight"), _CLOVA_NORMS, strict=True)
+            ),
+        },
+        rows_of=rows_of_clova,
+        spelling=_spelling_of_clova,
     ),
 )
