@@ -507,6 +507,13 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_SWASH, "layer_rope_theta": [10_000.0]}, "layer_rope_theta has not one number for each layer"),
         ({**_SWASH, "layer_rope_theta": [10_000.0, -1.0]}, "rope_theta is -1.0, expected a positive number"),
         ({**_SWASH, "shared_intermediate_size": 64}, "shared_intermediate_size is not 0: experts beside a dense block"),
+        (
+            {"architectures": ["HyperCLOVAXForCausalLM"], "logits_scaling": None},
+            r"embed_tokens\.weight: it holds no text",
+        ),
+        ({**_LFM2, "full_attn_idxs": [0], "norm_eps": None}, "rms_norm_eps is None, expected a positive number"),
+        ({**_LFM2, "full_attn_idxs": [0], "intermediate_size": None}, "intermediate_size is None, expected a whole"),
+        ({**_LFM2, "full_attn_idxs": [0], "tie_word_embeddings": None}, r"embed_tokens\.weight: it holds no text"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),

@@ -76,9 +76,9 @@ def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     """The names of LFM2's class for what other families have too; older configurations have two more."""
     return {
         **data,
-        "rms_norm_eps": data["norm_eps"],
-        "intermediate_size": data.get("block_ff_dim", data["intermediate_size"]),
-        "tie_word_embeddings": data.get("tie_embedding", data["tie_word_embeddings"]),
+        "rms_norm_eps": data.get("norm_eps"),
+        "intermediate_size": data.get("block_ff_dim", data.get("intermediate_size")),
+        "tie_word_embeddings": data.get("tie_embedding", data.get("tie_word_embeddings")),
     }
 
 
