@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice_export.checkpoint.models import checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import TensorNames
 from ondevice_export.families import read_target
+
+
+def _kinds(layers: int, attending: Collection[int]) -> list[str]:
+    """LFM2's kind of every layer: some have attention, the others a convolution."""
+    return ["full_attention" if index in attending else "conv" for index in range(layers)]
+
 
 _LFM2 = {
     "hidden_size": 2048,
@@ -76,14 +82,14 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "LFM2-1.2B": {
         "architectures": ["Lfm2ForCausalLM"],
         "num_hidden_layers": 16,
-        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "layer_types": _kinds(16, (2, 5, 8, 10, 12, 14)),
         "block_ff_dim": 12_288,
         **_LFM2,
     },
     "LFM2-8B-A1B": {
         "architectures": ["Lfm2MoeForCausalLM"],
         "num_hidden_layers": 24,
-        "full_attn_idxs": [2, 6, 10, 14, 18, 21],
+        "layer_types": _kinds(24, (2, 6, 10, 14, 18, 21)),
         "intermediate_size": 7168,
         "moe_intermediate_size": 1792,
         "num_experts": 32,

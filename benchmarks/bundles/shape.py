@@ -104,8 +104,12 @@ def target_model(size: str, directory: Path, layers: int | None = None) -> Targe
         fields = dict(other_families.FIELDS[size])
         name, factor = f"{size}-shape", larger * math.sqrt(fields["hidden_size"])
     if layers is not None:
-        kinds = {"layer_types": fields["layer_types"][-layers:]} if "layer_types" in fields else {}
-        fields |= {"num_hidden_layers": layers, **kinds}
+        changed: dict[str, Any] = {"num_hidden_layers": layers}
+        if "layer_types" in fields:
+            changed["layer_types"] = fields["layer_types"][-layers:]
+        if "num_dense_layers" in fields:
+            changed["num_dense_layers"] = max(0, fields["num_dense_layers"] + layers - fields["num_hidden_layers"])
+        fields |= changed
     checkout = _config(directory / name, fields)
     return described_target(checkout, fields, lambda shapes: cast(Checkpoint, made(shapes, factor)))
 

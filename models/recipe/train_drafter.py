@@ -1,4 +1,4 @@
-"""Train a drafter for any decoder with full attention:
+"""Train a drafter for a dense decoder with full attention:
 
     python models/recipe/train_drafter.py --target FILE.gguf --out DIR
 
@@ -331,7 +331,9 @@ def refuse_other_layers(target: Path) -> None:
     with open_checkpoint(locate(str(target)), tokenizer=False) as (_, checkpoint):
         for part in ("self_attn.q_proj", "mlp.down_proj"):
             if not any(name.endswith(f"{part}.weight") for name in checkpoint.names):
-                raise SystemExit(f"{target} has no {part}: drafters are not trained for experts or joined matrices")
+                raise SystemExit(
+                    f"{target} has no {part}: drafters are not trained for experts or joined matrices, nor for LFM2"
+                )
 
 
 def digest(target: Path) -> str:

@@ -355,6 +355,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             biased = experts.selection_bias and experts.scoring != "sigmoid"
             require(not biased, f"the experts of {place} have a bias of sigmoids that are not computed")
     require(bool(decoder.attention), f"{name} has no layer with attention")
+    mixed = decoder.convolves and "sliding" in decoder.attention_kinds
+    require(not mixed, f"{name} has convolutions beside sliding attention, which is not supported")
     turned = {own.rotary for own in decoder.attention}  # the size of any other rotary embedding is unchecked
     require(turned.issuperset(range(len(decoder.rotary))), f"no layer of {name} has some of its rotary embeddings")
 

@@ -347,6 +347,7 @@ MALFORMED = {
     "a convolution over nothing": lambda data: convolution(data, window=0),
     "a convolution over too many positions": lambda data: convolution(data, window=17),
     "a convolution beside a longer window": lambda data: body(convolution(data)[1]).update(window=8),
+    "a convolution beside a window of its width": lambda data: body(convolution(data)[1]).update(window=3),
     "a layer that borrows from a convolution": lambda data: body(convolution(data)[1]).update(
         kv_source=0, k_norm=False, v_norm=False
     ),

@@ -445,6 +445,8 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
     assert target.norm_eps == LlamaConfig().rms_norm_eps
 
 
+_QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 32}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
 _SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}
 _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers": 0}
@@ -493,9 +495,14 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_LFM2, "layer_types": ["conv"] * 2}, "no layer has attention"),
         ({**_LFM2, "full_attn_idxs": 1}, "full_attn_idxs is 1, expected numbers of layers"),
         ({**_LFM2, "layer_types": ["conv", "mamba"]}, "layer_types does not name 2"),
+        ({**_LFM2, "layer_types": ["sliding_attention", "conv"]}, "does not name 2 layers of full_attention or conv"),
         ({"layer_types": ["conv", "full_attention"]}, "layer_types does not name 2"),
         ({**_LFM2, "full_attn_idxs": [0], "conv_bias": True}, "conv_bias is true: biases of convolutions are not"),
         ({**_LFM2, "full_attn_idxs": [0], "conv_L_cache": 17}, "conv_L_cache is 17, expected"),
+        ({**_LFM2, "block_ffn_dim_multiplier": 1e308}, r"block_ffn_dim_multiplier is 1e\+308, expected"),
+        ({**_LFM2, "norm_eps": None}, "rms_norm_eps is missing"),
+        ({**_LFM2, "intermediate_size": None}, "intermediate_size is missing"),
+        ({**_LFM2_MOE, "norm_topk_prob": None}, "norm_topk_prob is None, which is not supported"),
         ({**_LFM2_MOE, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
         ({**_LFM2_MOE, "routed_scaling_factor": 2.5}, r"routed_scaling_factor is 2\.5, which is not supported"),
         ({"architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.6, "head_dim": 32}, "0.6 turns 19 numbers"),
@@ -511,11 +518,14 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
             {"architectures": ["HyperCLOVAXForCausalLM"], "logits_scaling": None},
             r"embed_tokens\.weight: it holds no text",
         ),
-        ({**_LFM2, "full_attn_idxs": [0], "norm_eps": None}, "rms_norm_eps is None, expected a positive number"),
-        ({**_LFM2, "full_attn_idxs": [0], "intermediate_size": None}, "intermediate_size is None, expected a whole"),
         ({**_LFM2, "full_attn_idxs": [0], "tie_word_embeddings": None}, r"embed_tokens\.weight: it holds no text"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
+        ({**_QWEN_3_5, "linear_num_value_heads": 24}, "24 value heads cannot share 16 key heads"),
+        ({**_QWEN_3_5, "linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim is 17, expected"),
+        ({**_QWEN_3_5, "layer_types": ["sliding_attention"] * 4}, "4 layers of full_attention or linear_attention"),
+        ({**_QWEN_3_5, "full_attention_interval": 5}, "no layer has attention"),
+        ({**_QWEN_3_5, "rope_parameters": _YARN}, "a factor of cosines beside norms of queries is not supported"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
         ({"no_rope_layers": [1]}, "no_rope_layers has not one number for each layer"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),

@@ -17,6 +17,7 @@ from benchmarks.quality import media as media_quality
 from benchmarks.speed import media
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import check_audio
+from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.vision import check_vision
 from ondevice_export.checkpoint.towers import PREFIX
 
@@ -46,6 +47,15 @@ def test_towers_without_their_language_model(
         (tmp_path / size).mkdir()
         config = shape.target_model(size, tmp_path / size, layers=2).config
         assert [own.kind for own in config.attention] == ["sliding", "full"]
+
+
+def test_the_last_layers_of_lfm2_are_those_of_its_end(tmp_path: Path) -> None:
+    """Of 8B-A1B layers 21 to 23: none is dense, as the first two are."""
+    for size, attends, experts in (("LFM2-1.2B", [False, True, False], 0), ("LFM2-8B-A1B", [True, False, False], 3)):
+        (tmp_path / size).mkdir()
+        layers = shape.target_model(size, tmp_path / size, layers=3).config.layers
+        assert [isinstance(layer.mixer, Attention) for layer in layers] == attends
+        assert sum(layer.feed_forward.experts is not None for layer in layers) == experts
 
 
 @pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])

@@ -326,15 +326,19 @@ def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: 
         train_drafter.prepare(args)
 
 
-@pytest.mark.parametrize(("name", "part"), [("qwen3-moe", "mlp.down_proj"), ("phi3", "self_attn.q_proj")])
+@pytest.mark.parametrize(
+    ("name", "part"), [("qwen3-moe", "mlp.down_proj"), ("lfm2", "mlp.down_proj"), ("phi3", "self_attn.q_proj")]
+)
 def test_targets_of_other_layers_are_refused_before_replies_are_written(
     tmp_path: Path, name: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tiny_families.FAMILIES["qwen3-moe"][1], "mlp_only_layers", [])
     save_family(tmp_path / "target", name)
     args = Namespace(target=tmp_path / "target", work=tmp_path / "work", held_out=[], device=CPU, replies=1, first=0)
-    with pytest.raises(SystemExit, match=f"has no {part}: drafters are not trained for experts or joined matrices"):
+    refused = pytest.raises(SystemExit, match=f"has no {part}: drafters are not trained for experts or joined matrices")
+    with refused as caught:
         train_drafter.prepare(args)
+    assert str(caught.value).endswith("nor for LFM2")
     assert not (tmp_path / "work").exists()
 
 

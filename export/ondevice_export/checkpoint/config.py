@@ -127,13 +127,12 @@ def _layer_types(fields: JsonFields) -> list[str]:
     if (given := data.get("layer_types")) is not None:
         if isinstance(given, list):  # a name of full attention beside Mamba layers
             given = [FULL if name == "attention" else name for name in given]
-        known = {SLIDING, FULL, *(kind for name, kind in _OTHER_MIXERS.items() if name in data)}
+        others = [kind for name, kind in _OTHER_MIXERS.items() if name in data]
+        known = (FULL, *(others or (SLIDING,)))
         if not isinstance(given, list) or len(given) != count or not all(name in known for name in given):
-            raise CheckpointError(
-                f"{fields.origin}: layer_types does not name {count} full or sliding attention layers"
-            )
+            raise CheckpointError(f"{fields.origin}: layer_types does not name {count} layers of {' or '.join(known)}")
         return list(given)
-    if "full_attention_interval" in data:
+    if "linear_conv_kernel_dim" in data:
         every = fields.integer("full_attention_interval")
         return [DELTA if (index + 1) % every else FULL for index in range(count)]
     if "conv_L_cache" in data:

@@ -23,6 +23,9 @@ from ondevice_export.checkpoint.config import CONVOLUTION
 from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 
+MAX_FACTOR = 1e6
+"""Largest factor of the width of feed-forward blocks, so that the width stays finite."""
+
 
 def layer(config: Config, index: int) -> Layer:
     return pre_normed(_mixer(config, index), FeedForward(_width(config), config.activation))
@@ -57,14 +60,14 @@ def _width(config: Config) -> int:
     if not config.flag("block_auto_adjust_ff_dim"):
         return width
     unit = config.integer("block_multiple_of")
-    width = int(config.number("block_ffn_dim_multiplier") * int(2 * width / 3))
+    width = int(config.number("block_ffn_dim_multiplier", maximum=MAX_FACTOR) * int(2 * width / 3))
     return unit * ((width + unit - 1) // unit)
 
 
 def _experts(config: Config) -> FeedForward:
     for name, needed in {"norm_topk_prob": 1.0, "routed_scaling_factor": 1.0}.items():
-        if config.data[name] != needed:
-            raise CheckpointError(f"{config.origin}: {name} is {config.data[name]!r:.99}, which is not supported")
+        if (found := config.data.get(name)) != needed:
+            raise CheckpointError(f"{config.origin}: {name} is {found!r:.99}, which is not supported")
     count = config.integer("num_experts", maximum=MAX_EXPERTS)
     top, width = config.integer("num_experts_per_tok", maximum=count), config.integer("moe_intermediate_size")
     selects = config.flag("use_expert_bias")
@@ -74,14 +77,14 @@ def _experts(config: Config) -> FeedForward:
 
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     """The names of LFM2's class for what other families have too; older configurations have two more."""
-    return {
-        **data,
-        "rms_norm_eps": data.get("norm_eps"),
-        "intermediate_size": data.get("block_ff_dim", data.get("intermediate_size")),
-        "tie_word_embeddings": data.get("tie_embedding", data.get("tie_word_embeddings")),
-    }
+    return {**data, **{_SPELLINGS[name]: value for name, value in data.items() if name in _SPELLINGS}}
 
 
+_SPELLINGS = {
+    "norm_eps": "rms_norm_eps",
+    "block_ff_dim": "intermediate_size",
+    "tie_embedding": "tie_word_embeddings",
+}
 _NAMES: Mapping[str, str] = {
     FINAL_NORM: "embedding_norm.weight",
     "input_layernorm.weight": "operator_norm.weight",
