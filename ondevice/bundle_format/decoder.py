@@ -201,10 +201,9 @@ class FeedForward:
     A dense block, and every expert, is down(activation(gate(x)) * up(x)). The experts' output is the sum over a token's
     experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or their sigmoids
     divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and their router read the block's input
-    (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual
-    stream through a norm of their own, and the router through another; each weight is multiplied by a factor of its
-    expert, and the block's output is the sum of the dense output and the experts', each normed
-    (`Gemma4TextDecoderLayer`).
+    (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual stream through a norm of their own, and
+    the router through another; each weight is multiplied by a factor of its expert, and the block's output is the sum
+    of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
     """
 
     width: int

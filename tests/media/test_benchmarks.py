@@ -50,7 +50,7 @@ def test_towers_without_their_language_model(
 
 
 def test_the_last_layers_of_lfm2_are_those_of_its_end(tmp_path: Path) -> None:
-    """Of 8B-A1B layers 21 to 23: none is dense, as the first two are."""
+    """None of the last layers is dense, as the first two of 8B-A1B are."""
     for size, attends, experts in (("LFM2-1.2B", [False, True, False], 0), ("LFM2-8B-A1B", [True, False, False], 3)):
         (tmp_path / size).mkdir()
         layers = shape.target_model(size, tmp_path / size, layers=3).config.layers

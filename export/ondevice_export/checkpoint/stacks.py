@@ -1,10 +1,10 @@
 """Tensors that lie in files as rows of others: experts, and matrices that a checkpoint has joined.
 
 Checkpoints of the hub have three matrices for every expert, `experts.N.gate_proj.weight`, `up_proj` and `down_proj`, or
-`w1`, `w3` and `w2`;
-GGUF files have one tensor of each for all experts. transformers 5 multiplies two: `experts.gate_up_proj` [experts,
-2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H, inner]. So do bundles. Biases of
-gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias` [experts, 2 * inner].
+`w1`, `w3` and `w2`; GGUF files have one tensor of each for all experts. transformers 5 multiplies two:
+`experts.gate_up_proj` [experts, 2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H,
+inner]. So do bundles. Biases of gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias`
+[experts, 2 * inner].
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Experts:
 
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
     scores of the chosen experts, or the sigmoid of its score divided by the sum of theirs; times the expert's `scale`.
-    Experts alone compute sum of weight * expert(pre_norm(h));
-    beside `dense`, the output of the dense block, it is dense_norm(dense) + norm(that sum).
+    Experts alone compute sum of weight * expert(pre_norm(h)); beside `dense`, the output of the dense block, it is
+    dense_norm(dense) + norm(that sum).
     """
 
     router: Float32Array
