@@ -238,7 +238,7 @@ def test_without_a_snapshot_a_rewind_starts_over(engine: OrtEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "reached"), [(None, LONG), (LONG - 100, LONG - 100), (1000, 700), (700, 700), (650, 650), (400, 0)]
+    ("length", "reached"), [(None, LONG), (LONG - 100, LONG - 100), (720, 700), (700, 700), (650, 650), (400, 0)]
 )
 def test_a_fork_and_its_origin_go_their_own_ways(engine: OrtEngine, length: int | None, reached: int) -> None:
     ids = tokens(LONG)

@@ -445,7 +445,7 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
     assert target.norm_eps == LlamaConfig().rms_norm_eps
 
 
-_QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 32}
+_QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 3}
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
 _SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}

@@ -26,7 +26,10 @@ _TAPS = "linear_attn.conv1d.weight"
 def layer(config: Config, index: int) -> Layer:
     if config.kind(index) == DELTA:
         return pre_normed(_delta(config), feed_forward(config))
-    own = attention(config, index, turned=turned_numbers(config, index), q_norm=True, k_norm=True, gated=True)
+    turned = turned_numbers(config, index)
+    if config.rotary(index, config.head_dim, turned)[1] != 1:  # it would reach numbers that do not turn
+        raise CheckpointError(f"{config.origin}: a factor of cosines beside norms of queries is not supported")
+    own = attention(config, index, turned=turned, q_norm=True, k_norm=True, gated=True)
     return pre_normed(own, feed_forward(config))
 
 
@@ -48,8 +51,6 @@ def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
     if config.kind(index) == DELTA:
         return {_TAPS: (_TAPS, [Taken(0, _delta(config).channels)])}
     size = config.head_dim
-    if config.rotary(index, size, turned_numbers(config, index))[1] != 1:  # it would reach numbers that do not turn
-        raise CheckpointError(f"{config.origin}: a factor of cosines beside norms of queries is not supported")
     queries, keys = queries_and_keys(config, index, query_stride=2 * size)
     starts = range(0, 2 * config.integer("num_attention_heads") * size, 2 * size)
     one_head = keys[: len(keys) // config.integer("num_key_value_heads")]
