@@ -262,7 +262,9 @@ class Model:
             bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size
         )
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
-        self._compiler = Compiler(self.tokenizer, self.manifest.target.vocab_size, self._stop_ids)
+        self._compiler = Compiler(
+            self.tokenizer, self.manifest.target.vocab_size, self._stop_ids, tags=self._codec.tags
+        )
         self._scheduler = Scheduler(engine, max_sequences, cache_bytes, costs_file)
         self._draft_bundles: DraftBundles | None = None
         if open_draft is not None:
@@ -382,6 +384,7 @@ class Model:
             single_call=not chosen.parallel_tool_calls,
             continues=chosen.continue_final,
             calls=chosen.answer is None or chosen.choice.allows_calls,
+            tools=chosen.tools or (),
         )
         drafting = self._drafting(chosen, constrained=constraint is not None)
 

@@ -47,13 +47,16 @@ _QWEN_2: dict[str, Any] = {
             "open": "<tool_call>",
             "close": "</tool_call>",
             "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
+            "content": "tagged_calls",
+            "transform_each": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
         },
         "content": {"close": ["<|im_end|>", "<|endoftext|>"], "content": "text"},
     },
 }
-"""Qwen2.5. From the same place, without thoughts."""
+"""Qwen2.5, whose calls are JSON, and Qwen3-Coder, whose calls are between tags: their control tokens are the same. From
+the same place, without thoughts; there calls are JSON alone.
+"""
 
 _QWEN_3 = {
     **_QWEN_2,
@@ -62,6 +65,7 @@ _QWEN_3 = {
         **_QWEN_2["fields"],
     },
 }
+"""Qwen3, and Qwen3.5 and 3.6, whose calls are between tags."""
 
 _LFM_2: dict[str, Any] = {
     "defaults": {"role": "assistant"},

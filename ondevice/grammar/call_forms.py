@@ -1,9 +1,10 @@
 """The forms in which models write tool calls, told by the tokenizer's control tokens, and their grammars.
 
-Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, Llama 3 nothing
-but a JSON object. Mistral writes a list of such objects behind a control token, and its models since 2025 the name and
-the arguments of each call behind one of their own. gpt-oss writes one call as a message of its own, which ends a reply.
-LFM2 writes a list between two control tokens, of calls as in Python, `python_calls`.
+Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, or, where its chat
+template says so, `tagged_calls`; Llama 3 nothing but a JSON object. Mistral writes a list of such objects behind a
+control token, and its models since 2025 the name and the arguments of each call behind one of their own. gpt-oss writes
+one call as a message of its own, which ends a reply. LFM2 writes a list between two control tokens, of calls as in
+Python, `python_calls`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from ondevice.grammar.gemma_calls import CALL, CallTokens, GemmaCalls
 from ondevice.grammar.python_calls import PythonCalls
 from ondevice.grammar.response_format import SPACING, lenient, quoted
+from ondevice.grammar.tagged_calls import TaggedCalls
 
 _QWEN = "<tool_call>", "</tool_call>"
 _MISTRAL, _ARGUMENTS = ("[INST]", "[TOOL_CALLS]"), "[ARGS]"
@@ -41,17 +43,21 @@ def call_opening(control_ids: Mapping[str, int]) -> int | None:
     return next((control_ids[text] for text in (CALL[0], _QWEN[0], _MISTRAL[1], _LFM[0]) if text in control_ids), None)
 
 
-def call_form(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm | None:
+def call_form(
+    control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]], *, tags: bool = False
+) -> CallForm | None:
     """The form of the calls of these tools; None if the model has no known form.
 
     Args:
         control_ids: ids of the tokenizer's control tokens by their text.
         tools: checked declarations in OpenAI's form.
+        tags: whether the chat template writes calls between tags.
 
     Raises:
         GrammarError: a tool's schema is invalid.
     """
     made = next((form for tokens, form in _FORMS if control_ids.keys() >= set(tokens)), None)
+    made = _tagged if made is _qwen and tags else made
     return None if made is None else made(control_ids, tools)
 
 
@@ -64,6 +70,12 @@ def _qwen(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) ->
     opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
     call = _json_calls(tools, "arguments", f'{opening} "\\n"', f'"\\n" {closing}')
     return CallForm(call, 'call ("\\n" call)*', "")
+
+
+def _tagged(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
+    rules = TaggedCalls(tools)
+    return CallForm(f'{opening} "\\n" {rules.start} {closing}', 'call ("\\n" call)*', rules.text)
 
 
 def _llama(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:

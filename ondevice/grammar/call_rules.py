@@ -7,14 +7,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import unquote
 
 from ondevice.errors import GrammarError, shown
 from ondevice.grammar.complaints import is_readable
-from ondevice.grammar.response_format import pattern, quoted
-
-Schema = Any
-"""A JSON schema: a mapping, or True."""
+from ondevice.grammar.response_format import SPACING, lenient, pattern, quoted
+from ondevice.text.declared import Schema, alternatives, referred
 
 WORD = "/[A-Za-z_][\\w.-]*/"
 """Pattern of a key that the schema does not name."""
@@ -28,6 +25,7 @@ PIECES = re.compile(r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.")
 CLASSES = {r"\d": "[0-9]", r"\w": "[A-Za-z0-9_]"}
 """Classes that are wider in Rust's regular expressions than in those of a schema."""
 
+STRING_KEYWORDS = {"minLength": int, "maxLength": int, "pattern": str}
 SCALARS = {"integer", "number"}
 SCALAR_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -44,6 +42,11 @@ class Brackets(NamedTuple):
     closing: str
     key: Callable[[str], str]
     any_key: str
+
+
+JSON_OBJECT = Brackets(
+    "{", "}", lambda name: quoted(f"{json.dumps(name, ensure_ascii=False)}: "), '%json {"type": "string"} ": "'
+)
 
 
 class CallRules(ABC):
@@ -112,8 +115,8 @@ class CallRules(ABC):
         if isinstance(schema, Mapping) and "properties" not in schema:
             if "$ref" in schema:
                 return self._referred(schema["$ref"], self._arguments)
-            if several := _several(schema):
-                return f"({' | '.join(map(self._arguments, several))})"
+            if options := alternatives(schema):
+                return f"({' | '.join(map(self._arguments, options))})"
         return self._object(schema, self.arguments)
 
     def _value(self, schema: Schema) -> str:
@@ -125,7 +128,7 @@ class CallRules(ABC):
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
             options = [self._literal(value) for value in values]
-        elif several := _several(schema):
+        elif several := alternatives(schema):
             options = [self._value(each) for each in several]
         else:
             kinds = schema.get("type", "object" if "properties" in schema else None)
@@ -192,11 +195,7 @@ class CallRules(ABC):
         Args:
             character: pattern of a character that they may have.
         """
-        least, most = bounds(schema, "minLength", "maxLength")
-        text = f"/(?s:{character}{{{least},{'' if most is None else most}}})/"
-        if isinstance(found := schema.get("pattern"), str) and is_readable(whole := _whole(found)):
-            text = f"{text} & {pattern(whole)}"
-        return self.rule(text, "T")
+        return self.rule(texts(schema, character), "T")
 
     def _literal(self, value: Any) -> str:
         """An expression for exactly this value."""
@@ -230,11 +229,8 @@ class CallRules(ABC):
     def _referred(self, reference: Any, described: Callable[[Schema], str]) -> str:
         known = (id(self._root), str(reference), described)
         if known not in self._references:
-            schema = self._root
             try:
-                for part in unquote(str(reference)).removeprefix("#").split("/")[1:]:
-                    name = part.replace("~1", "/").replace("~0", "~")
-                    schema = schema[int(name) if isinstance(schema, list) else name]
+                schema = referred(self._root, reference)
             except (LookupError, TypeError, ValueError) as error:
                 raise GrammarError(f"a tool's parameters have no {shown(reference)}, which $ref names") from error
             self._references[known] = name = self.rule("")  # the rule may refer to itself
@@ -248,13 +244,27 @@ class CallRules(ABC):
         return name
 
 
-def _several(schema: Mapping[str, Any]) -> list[Schema]:
-    """The alternative schemas of a value, as far as rules can express them."""
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        found = schema.get(keyword)
-        if isinstance(found, list) and found and (keyword != "allOf" or len(found) == 1):
-            return found
-    return []
+def texts(schema: Mapping[str, Any], character: str = ".") -> str:
+    """An expression for the texts of a schema's strings, as terminals may hold it.
+
+    Args:
+        character: pattern of a character that they may have.
+    """
+    least, most = bounds(schema, "minLength", "maxLength")
+    text = f"/(?s:{character}{{{least},{'' if most is None else most}}})/"
+    if isinstance(found := schema.get("pattern"), str) and is_readable(whole := _whole(found)):
+        text = f"{text} & {pattern(whole)}"
+    return text
+
+
+def json_string(schema: Mapping[str, Any]) -> str:
+    """An expression for the strings of a schema, written as in JSON."""
+    return f"%json {json.dumps({'type': 'string', **lenient(string_limits(schema), SPACING)})}"
+
+
+def string_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a schema that limit its strings."""
+    return {name: schema[name] for name, kind in STRING_KEYWORDS.items() if isinstance(schema.get(name), kind)}
 
 
 def bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:

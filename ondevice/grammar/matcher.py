@@ -31,13 +31,17 @@ class Compiler:
     thread, during the prefill of the prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, end_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, end_ids: Iterable[int], *, tags: bool = False
+    ) -> None:
         """
         Args:
             tokenizer: the bundle's; None if it has none.
             vocab_size: vocabulary size of the model, which may be larger than that of the tokenizer.
             end_ids: tokens that end a reply.
+            tags: whether the chat template writes calls between tags.
         """
+        self._tags = tags
         self._vocab_size = vocab_size
         self._end_ids = sorted(end_ids)
         self._vocabulary = None if tokenizer is None else GrammarVocabulary(tokenizer, vocab_size, self._end_ids)
@@ -68,7 +72,7 @@ class Compiler:
             MissingDependencyError: llguidance is not installed.
         """
         parts = Parts.of(self._control_ids, self._end_ids, prompt_ids, thinks)
-        grammar = reply_grammar(answer, choice, parts, self._control_ids, self._end_ids)
+        grammar = reply_grammar(answer, choice, parts, self._control_ids, self._end_ids, tags=self._tags)
         if grammar is None:
             return None
         if self._vocabulary is None:

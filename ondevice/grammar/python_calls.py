@@ -6,18 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ondevice.grammar.call_rules import WORD, Brackets, CallRules
-from ondevice.grammar.response_format import SPACING, lenient, quoted
-
-_LIMITS = {"minLength": int, "maxLength": int, "pattern": str}
+from ondevice.grammar.call_rules import JSON_OBJECT, WORD, Brackets, CallRules, json_string, string_limits
+from ondevice.grammar.response_format import quoted
 
 _PLAIN = r"[^'\\]"
 _SINGLE = r"""/'(?s:[^'\\]|\\['"\\nrt]|'\p{L})*'/"""
 """Strings between single quotes. Models know apostrophes without a backslash: no string ends before a letter."""
-
-
-def _key(name: str) -> str:
-    return quoted(f"{json.dumps(name, ensure_ascii=False)}: ")
 
 
 class PythonCalls(CallRules):
@@ -27,7 +21,7 @@ class PythonCalls(CallRules):
     """
 
     arguments = Brackets("(", ")", lambda name: quoted(f"{name}="), f'{WORD} "="')
-    objects = Brackets("{", "}", _key, '%json {"type": "string"} ": "')
+    objects = JSON_OBJECT
     comma = ", "
     words: ClassVar[Mapping[str, str]] = {
         "true": '("True" | "true")',
@@ -45,7 +39,5 @@ class PythonCalls(CallRules):
         return f"({' | '.join(map(quoted, written))})"
 
     def strings(self, schema: Mapping[str, Any]) -> str:
-        limits = {name: schema[name] for name, kind in _LIMITS.items() if isinstance(schema.get(name), kind)}
-        single = f'"\'" {self.texts(schema, _PLAIN)} "\'"' if limits else _SINGLE
-        double = json.dumps({"type": "string", **lenient(limits, SPACING)})
-        return f"({self.rule(single, 'T')} | {self.rule(f'%json {double}')})"
+        single = f'"\'" {self.texts(schema, _PLAIN)} "\'"' if string_limits(schema) else _SINGLE
+        return f"({self.rule(single, 'T')} | {self.rule(json_string(schema))})"

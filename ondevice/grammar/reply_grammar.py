@@ -101,6 +101,8 @@ def reply_grammar(
     parts: Parts,
     control_ids: Mapping[str, int],
     end_ids: Iterable[int],
+    *,
+    tags: bool = False,
 ) -> str | None:
     """llguidance's JSON of grammars; None if any reply is allowed.
 
@@ -109,6 +111,7 @@ def reply_grammar(
         parts: what comes before calls and the answer.
         control_ids: ids of the tokenizer's control tokens by their text.
         end_ids: tokens that end a reply.
+        tags: whether the chat template writes calls between tags.
 
     Raises:
         UsageError: calls are wanted, and the model has no tokens for them.
@@ -129,7 +132,7 @@ def reply_grammar(
     if calling:
         check_tools(choice.tools)
         try:
-            form, opening = call_form(control_ids, plain_tools(choice.tools) or ()), call_opening(control_ids)
+            form = call_form(control_ids, plain_tools(choice.tools) or (), tags=tags)
         except RecursionError as error:
             raise GrammarError("a tool's parameters hold too many objects in each other") from error
         if form is None:
@@ -140,7 +143,7 @@ def reply_grammar(
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]
         if choice.kind == "auto" and answer is None and not any_answer:
-            if opening is None:
+            if (opening := call_opening(control_ids)) is None:
                 return None  # nothing tells a call from other text
             rules += [f"free: <[^{_ids(opening, *end_ids)}]>"]
             said, before = f"(free | {form.several})*", ""  # thoughts are free as well

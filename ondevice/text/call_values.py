@@ -100,6 +100,18 @@ def python_calls(text: str) -> list[Any]:
     return _Python(text).calls()
 
 
+def python_value(text: str) -> Any:
+    """The value of a text of JSON, or of one as in Python.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    try:
+        return json_value(text)
+    except ValueError:
+        return _Python(text).value()
+
+
 class _Python:
     """Reads a text from its beginning to its end, once."""
 
@@ -108,6 +120,13 @@ class _Python:
 
     def calls(self) -> list[Any]:
         made = self._items("]", self._call) if self._takes("[") else [self._call()]
+        return self._all(made)
+
+    def value(self) -> Any:
+        return self._all(self._value(MAX_DEPTH))
+
+    def _all(self, made: Item) -> Item:
+        """The value, made of the whole text."""
         if self._text[self._at :].strip():
             raise ValueError("text behind the calls")
         return made

@@ -12,6 +12,7 @@ from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
 from ondevice.text.messages import EFFORT, READ_THOUGHTS, ROLES, SYSTEM_ROLES, THINKING, Message
+from ondevice.text.tagged_calls import FUNCTION
 
 PART = {"type": "text", "text": "xyz"}
 PRINTED = (repr(PART), json.dumps(PART))
@@ -88,6 +89,11 @@ class ChatTemplate:
             return render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
         except Exception as error:  # a template can make Python raise anything
             raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
+
+    @property
+    def tags(self) -> bool:
+        """Whether calls are written between tags, as Qwen3-Coder's: its source says so, which need not be compiled."""
+        return FUNCTION in self._source
 
     def _understood(self, message: Message) -> Message:
         """The message with its content as a string, if the template supports no other form, and its calls likewise."""

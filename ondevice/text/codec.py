@@ -12,6 +12,7 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.messages import (
     ChatOptions,
     Message,
+    Tool,
     begun_answer,
     plain,
     plain_messages,
@@ -56,6 +57,8 @@ class TextCodec:
         self.tokenizer: Tokenizer | None = None
         self._untrusted: UntrustedText | None = None
         self._response: ResponseTemplate | None = None
+        self.tags = False
+        """Whether the chat template writes calls between tags."""
         self._vocab_size = bundle.manifest.target.vocab_size
         path, template = bundle.file(TOKENIZER), bundle.file(CHAT_TEMPLATE)
         if path is None:
@@ -78,6 +81,7 @@ class TextCodec:
                 acting |= self._response.controls.keys()
             answers = self._response is not None and self._response.answer is not None
             chat = ChatTemplate.from_file(template, special)
+            self.tags = chat.tags
             self._untrusted = UntrustedText(tokenizer, chat, acting, answers=answers)
 
     def encode(self, prompt: Prompt, context_length: int, chat: ChatOptions = PLAIN) -> list[int]:
@@ -104,6 +108,7 @@ class TextCodec:
         single_call: bool,
         continues: bool,
         calls: bool,
+        tools: Sequence[Tool] = (),
     ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 
@@ -113,6 +118,7 @@ class TextCodec:
             single_call: whether the reply ends behind its first tool call.
             continues: whether it continues the last message.
             calls: whether it may be calls; False for an answer of some form, which can look like Llama's.
+            tools: declarations of the functions that may be called.
 
         Raises:
             UsageError: stop strings were given, and the bundle has no tokenizer.
@@ -122,16 +128,18 @@ class TextCodec:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
-        parser = self._parser(self.tokenizer, text_ids, calls=calls)
+        parser = self._parser(self.tokenizer, text_ids, calls=calls, tools=tools)
         before = text_ids[-1:] if continues or not (is_chat or parser) else ()
         return ReplyStream(self.tokenizer, stop, parser, single_call=single_call, before=before)
 
-    def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, calls: bool) -> ReplyParser | None:
+    def _parser(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, calls: bool, tools: Sequence[Tool]
+    ) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
         if self._response is None:
             return None
         begun = begun_reply(self._response, tokenizer, prompt_ids)
-        return None if begun is None else ReplyParser(self._response, begun, ends_calls=calls)
+        return None if begun is None else ReplyParser(self._response, begun, tools=tools, ends_calls=calls)
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:

@@ -2,7 +2,8 @@
 
 The format of `response_template.json` is transformers' (`utils/chat_parsing`): named fields with an opening and a
 closing delimiter; one field without an opening takes all other text. Supported are the fields `content`, `tool_calls`
-and the thoughts, by any of their names, as text and JSON, and calls as a list of Python, which `python_calls` names.
+and the thoughts, by any of their names, as text and JSON; calls also as a list of Python, which `python_calls` names,
+and between tags, `tagged_calls`.
 
 Inside this file a control token is one private-use character, so delimiters that are control tokens match only control
 tokens: a model that writes `<|tool_call>` letter by letter, because a prompt injection asked for it, calls nothing.
@@ -19,12 +20,14 @@ from typing import Any, NamedTuple
 
 from ondevice.errors import BundleCorruptError, reason
 from ondevice.text.call_values import json_value, python_calls
-from ondevice.text.messages import THOUGHTS, ToolCall
+from ondevice.text.messages import THOUGHTS, Tool, ToolCall
+from ondevice.text.tagged_calls import tagged_calls
 from ondevice.text.tokenizer import Tokenizer
 
 ANSWER, CALLS = "content", "tool_calls"
-PYTHON = "python_calls"
-"""Content of a field of calls that are a list as in Python; transformers knows none of this name."""
+PYTHON, TAGGED = "python_calls", "tagged_calls"
+"""Content of a field of calls that are a list as in Python, and that are between tags or JSON; transformers knows none
+of these names."""
 
 VERSION = 1
 
@@ -74,14 +77,23 @@ class ReplyParser:
     that a model writes is an error. White space around the answer stays.
     """
 
-    def __init__(self, template: ResponseTemplate, begun: str = "", *, ends_calls: bool = True) -> None:
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        begun: str = "",
+        *,
+        tools: Sequence[Tool] = (),
+        ends_calls: bool = True,
+    ) -> None:
         """
         Args:
             begun: the part of the reply that the prompt has already, from `begun_reply`.
+            tools: declarations of the functions that may be called, for values whose text does not tell their type.
             ends_calls: whether the end of the reply may stand for the control token behind a call: a grammar ends a
                 reply where it is complete, without the token behind Llama's calls.
         """
         self._template = template
+        self._tools = tools
         self._ends_calls = ends_calls
         self._held = ""
         """Text that may be part of a delimiter."""
@@ -229,7 +241,7 @@ class ReplyParser:
         if closing and self._template.answer is not None:
             body = body.strip() or "{}"  # gpt-oss may write nothing for a function without parameters
         try:
-            return Parsed(tool_calls=self._field.calls(body, self._groups))
+            return Parsed(tool_calls=self._field.calls(body, self._groups, self._tools))
         except (ValueError, TypeError, KeyError, AttributeError):
             if self._template.answer is None:
                 return Parsed(self._template.written(f"{self._opening}{body}{closing}"))
@@ -372,7 +384,7 @@ class Field:
         closing: None for a field that goes on to its next opening, or to the end of the reply.
         strip: whether white space at both ends is left out.
         join: text between the parts of a field that is opened several times; None for none, and for parts as they are.
-        is_python: whether the calls are a list as in Python, not JSON.
+        content: how the text is to be read.
         unquoted_keys: whether keys of JSON may be bare words.
         string_marks: pairs of marks around strings of JSON, in which nothing is escaped.
         transform: the shape of a call, with `{content}` for the value and `{name}` for groups of the opening.
@@ -385,7 +397,7 @@ class Field:
     closing: Delimiter | None
     strip: bool
     join: str | None
-    is_python: bool
+    content: str
     unquoted_keys: bool
     string_marks: list[tuple[str, str]]
     transform: Any
@@ -402,7 +414,7 @@ class Field:
         if name not in (ANSWER, CALLS, *THOUGHTS):
             raise ValueError(f"the field {name!r:.99} is not understood")
         kind, args = spec.get("content", "text"), dict(spec.get("content_args", {}))
-        if kind not in (("json", PYTHON) if name == CALLS else ("text",)):
+        if kind not in (("json", PYTHON, TAGGED) if name == CALLS else ("text",)):
             raise ValueError(f"the field {name} holds {kind!r:.99}, which is not understood")
         opening = _delimiter(spec, "open")
         is_spelled = opening is not None and opening.is_spelled
@@ -413,18 +425,19 @@ class Field:
             closing=_delimiter(spec, "close"),
             strip=bool(args.get("strip", True)),
             join=None if spec.get("join") is None else str(spec["join"]),
-            is_python=kind == PYTHON,
+            content=kind,
             unquoted_keys=bool(args.get("unquoted_keys", False)),
             string_marks=[(str(opening), str(closing)) for opening, closing in args.get("string_delims", [])],
             transform=spec.get("transform", "{content}"),
             transform_each=bool(spec.get("transform_each", False)),
         )
 
-    def calls(self, body: str, groups: Mapping[str, str]) -> tuple[ToolCall, ...]:
+    def calls(self, body: str, groups: Mapping[str, str], tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
         """The tool calls that the text of this field holds.
 
         Args:
             groups: named groups of the opening.
+            tools: declarations of the functions.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: the text is malformed, or lacks something that the
@@ -432,9 +445,12 @@ class Field:
         """
         marks = "".join(mark for pair in self.string_marks for mark in pair)
         text = PRIVATE.sub(lambda found: found[0] if found[0] in marks else "", body)
-        value = (
-            python_calls(text) if self.is_python else json_value(text, self.string_marks, bare_keys=self.unquoted_keys)
-        )
+        if self.content == PYTHON:
+            value = python_calls(text)
+        elif self.content == TAGGED:
+            value = tagged_calls(text, tools)
+        else:
+            value = json_value(text, self.string_marks, bare_keys=self.unquoted_keys)
         scopes = [{**groups, **item} for item in value] if self.transform_each else [{**groups, "content": value}]
         return tuple(_call(_transformed(self.transform, scope)) for scope in scopes)
 

@@ -17,9 +17,9 @@ from ondevice.text.tokenizer import Tokenizer
 ENDS = ("<eos>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>")
 
 
-def compiler(tokenizer: Tokenizer) -> Compiler:
+def compiler(tokenizer: Tokenizer, *, tags: bool = False) -> Compiler:
     """For a model that has a few more tokens than its tokenizer."""
-    return Compiler(tokenizer, tokenizer.vocab_size + 7, end_ids(tokenizer))
+    return Compiler(tokenizer, tokenizer.vocab_size + 7, end_ids(tokenizer), tags=tags)
 
 
 def end_ids(tokenizer: Tokenizer) -> list[int]:

@@ -240,3 +240,52 @@ LFM_25 = """\
 {{- '<|im_start|>assistant\\n' if add_generation_prompt }}
 """
 """Writes the format of LFM2.5's: earlier calls as in Python, with texts between quotes as they are."""
+
+QWEN_TAGGED = """\
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- if not asked %}{{ raise_exception('nobody asks anything') }}{% endif %}
+{%- macro said(content) %}
+    {%- if content is string %}{{ content | trim }}
+    {%- elif content is not none %}{% for part in content %}{{ part.text }}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' + tools | tojson + '</tools>\\n' }}
+    {{- 'Call them so:\\n<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE\\n' }}
+    {{- '</parameter>\\n</function>\\n</tool_call>' }}
+    {{- '\\n' + said(messages[0].content) if messages[0].role == 'system' }}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- if not loop.first %}{{ raise_exception('a system message comes first') }}{% endif %}
+        {{- '<|im_start|>system\\n' + said(message.content) + '<|im_end|>\\n' if not tools }}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + said(message.content) + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}
+        {{- said(message.content) }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if not loop.first else '\\n\\n' if said(message.content) else '' }}
+            {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments.items() %}
+                {%- set plain = value is string or value is number or value is none %}
+                {%- set text = value | string if plain else value | tojson %}
+                {{- '<parameter=' + name + '>\\n' + text + '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}
+        {{- '\\n<tool_response>\\n' + said(message.content) + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+    {%- else %}
+        {{- raise_exception('nobody has such a role') }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<think>\\n' + ('\\n</think>\\n\\n' if enable_thinking is false else '') }}
+{%- endif %}
+"""
+"""Writes the format of Qwen3.5's: calls between tags, and a prompt that begins the thoughts, or writes empty ones."""

@@ -29,6 +29,11 @@ LFM = [
 ]  # fmt: skip
 THINK = ["<think>", "</think>"]
 """LFM2's control tokens, and those that a tokenizer of its thinking models may have."""
+QWEN = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+    *THINK,
+]  # fmt: skip
+"""Control tokens of Qwen3, and of Qwen3.5 too."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -81,6 +86,11 @@ def harmony() -> Tokenizer:
 def lfm(*further: str) -> Tokenizer:
     """Like LFM2's: bytes as characters, these control tokens beside its own."""
     return _of_bytes(["assistant get_weather(city='"], [*LFM, *further])
+
+
+def qwen() -> Tokenizer:
+    """Like Qwen's: bytes as characters, some tokens that hold parts of tags."""
+    return _of_bytes(["assistant <function=get_weather>\n<parameter=city>\n</parameter>\n</function>\n"], QWEN)
 
 
 def _of_bytes(texts: list[str], control: Sequence[str]) -> Tokenizer:
