@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
-from ondevice.text.messages import EFFORT, READ_THOUGHTS, ROLES, SYSTEM_ROLES, THINKING, Message
+from ondevice.text.messages import DEVELOPER, EFFORT, READ_THOUGHTS, ROLES, SYSTEM_ROLES, THINKING, Message
 from ondevice.text.tagged_calls import FUNCTION
 
 PART = {"type": "text", "text": "xyz"}
@@ -77,6 +77,8 @@ class ChatTemplate:
         """
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and self._takes_single_calls_only:
             messages = _with_single_calls(messages)
+        if any(each["role"] == DEVELOPER for each in messages) and self._takes_no_developer:
+            messages = [{**each, "role": "system"} if each["role"] == DEVELOPER else each for each in messages]
         if any(each["role"] in SYSTEM_ROLES for each in messages[1:]) and self._takes_first_instructions_only:
             messages = _with_joined_instructions(messages)
         understood = [self._understood(message) for message in messages]
@@ -168,6 +170,12 @@ class ChatTemplate:
         further = {**calls[0], "id": NEXT_ID, "function": {**calls[0]["function"], "name": "xyz"}}
         one, two = (self._tried([asked, {**called, "tool_calls": [*some, further]}]) for some in ((), calls))
         return one is not None and "xyz" in one and (two is None or "xyz" not in two)
+
+    @cached_property
+    def _takes_no_developer(self) -> bool:
+        """Whether the template leaves out or refuses a developer's message, and takes one of the system: Qwen's do."""
+        system, developer = (self._tried_role(role, "xyz") or "" for role in ("system", DEVELOPER))
+        return "xyz" in system and "xyz" not in developer
 
     @cached_property
     def _takes_first_instructions_only(self) -> bool:

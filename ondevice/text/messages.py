@@ -22,7 +22,8 @@ with `tool_calls` may have None.
 Tool = Mapping[str, Any]
 """Declaration of a function that the model may call, in OpenAI's form."""
 
-SYSTEM_ROLES = ("system", "developer")
+DEVELOPER = "developer"
+SYSTEM_ROLES = ("system", DEVELOPER)
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")

@@ -21,7 +21,7 @@ from ondevice.text.tagged_calls import tagged_calls
 from ondevice.text.untrusted_text import UntrustedText
 from ondevice_export.response_templates import known_template
 from tests.text.conversations import ANSWERED, ASKED, CONVERSATIONS, WEATHER, Messages, call
-from tests.text.templates import QWEN_TAGGED
+from tests.text.templates import LFM_25, QWEN_TAGGED
 from tests.text.tokenizers_made import QWEN, qwen
 
 TOKENIZER = qwen()
@@ -281,7 +281,7 @@ def test_calls_go_back_as_they_were() -> None:
         assert found == Parsed(text, "", expected)
 
 
-@pytest.mark.parametrize("conversation", [each for each in CONVERSATIONS if each != "developer"])
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_the_template_takes_what_clients_send(conversation: str) -> None:
     messages, variables = CONVERSATIONS[conversation]
     text = rendered(messages, **variables)
@@ -292,6 +292,17 @@ def test_the_template_takes_what_clients_send(conversation: str) -> None:
     )
     assert "'type'" not in text
     assert '"text": "' not in text
+
+
+def test_a_developers_message_is_the_systems_where_there_is_no_other() -> None:
+    """Qwen3.5's template refuses it, and Qwen3's leaves it out; others write it."""
+    developer = [{"role": "developer", "content": "Be brief."}, *ASKED]
+    assert rendered(developer) == rendered([{**developer[0], "role": "system"}, *ASKED])
+    only = "{% for each in messages if each.role in ('system', 'user') %}{{ each.role + each.content }}{% endfor %}"
+    assert ChatTemplate(only).render(developer) == f"systemBe brief.user{ASKED[0]['content']}"
+    assert "<|im_start|>developer\nBe brief." in ChatTemplate(LFM_25, {"bos_token": ""}).render(developer)
+    neither = "{% for each in messages if each.role == 'user' %}{{ each.content }}{% endfor %}"
+    assert ChatTemplate(neither).render(developer) == ASKED[0]["content"]
 
 
 def test_a_message_is_continued() -> None:
