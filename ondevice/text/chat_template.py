@@ -179,11 +179,12 @@ class ChatTemplate:
 
     @cached_property
     def _takes_first_instructions_only(self) -> bool:
-        """Whether the template leaves out a system message that is not the first of all, as gpt-oss's does."""
+        """Whether the template leaves out or refuses a system message that is not the first of all."""
         earlier, later = ({"role": "system", "content": content} for content in ("x", "xyz"))
         asked = {"role": "user", "content": "abc"}
-        second, first = (self._tried([*some, later, asked]) or "" for some in ([earlier], []))
-        return "abc" in second and "xyz" not in second and "xyz" in first
+        second, first = (self._tried([*some, later, asked]) for some in ([earlier], []))
+        left_out = second is None or ("abc" in second and "xyz" not in second)
+        return left_out and first is not None and "xyz" in first
 
     @cached_property
     def _takes_thoughts_or_content(self) -> bool:
@@ -288,7 +289,9 @@ def _with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
     texts = [
         [{"type": "text", "text": each}] if isinstance(each := message["content"], str) else each for message in said
     ]
-    joined = {**said[0], "content": [*chain(*texts)]}
+    parts = [*chain(*texts)]
+    plain = all(part.get("type") == "text" for part in parts)  # parts may be written without anything between them
+    joined = {**said[0], "content": "\n".join(part["text"] for part in parts) if plain else parts}
     return [joined, *(message for message in messages if message["role"] not in SYSTEM_ROLES)]
 
 

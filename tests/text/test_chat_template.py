@@ -46,8 +46,16 @@ def test_the_clock_is_there():
 
 
 def test_a_template_may_refuse():
-    with pytest.raises(PromptError, match="the system message comes first"):
-        ChatTemplate(THINKING).render([*CHAT, CHAT[0]])
+    refusing = "{%- if messages | length > 4 %}{{ raise_exception('one question at a time') }}{%- endif %}" + THINKING
+    assert ChatTemplate(refusing).render(CHAT) == ChatTemplate(THINKING).render(CHAT)
+    with pytest.raises(PromptError, match="one question at a time"):
+        ChatTemplate(refusing).render([*CHAT, CHAT[1]])
+
+
+def test_a_later_system_message_is_joined_to_the_first_where_the_template_refuses_it():
+    later = {"role": "system", "content": "more"}
+    joined = [{**CHAT[0], "content": f"{CHAT[0]['content']}\nmore"}, *CHAT[1:]]
+    assert ChatTemplate(THINKING).render([*CHAT, later]) == ChatTemplate(THINKING).render(joined)
 
 
 def test_ids_of_calls_are_short_where_the_template_wants_it():

@@ -305,6 +305,14 @@ def test_a_developers_message_is_the_systems_where_there_is_no_other() -> None:
     assert ChatTemplate(neither).render(developer) == ASKED[0]["content"]
 
 
+def test_all_instructions_are_written() -> None:
+    """The template refuses those that are not the first message."""
+    said = [{"role": role, "content": text} for role, text in (("system", "A"), ("developer", "B"), ("system", "C"))]
+    one = rendered([{"role": "system", "content": "A\nB\nC"}, *ASKED, *ASKED])
+    assert rendered([*said, *ASKED, *ASKED]) == one
+    assert rendered([said[0], *ASKED, *said[1:], *ASKED]) == one
+
+
 def test_a_message_is_continued() -> None:
     untrusted = UntrustedText(TOKENIZER, ChatTemplate(QWEN_TAGGED))
     for thinking in (True, False, None):
