@@ -48,7 +48,7 @@ from ondevice.engines.protocol import (
 )
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import SessionOrigin
-from ondevice.engines.states import States
+from ondevice.engines.states import RecurrentStates
 from ondevice.errors import BundleCorruptError, UsageError, pass_on, reason
 from ondevice.forks import ForkGuard
 
@@ -171,7 +171,7 @@ class OrtSession(CachedSequence):
         super().__init__(
             make_caches(engine.target, lambda own: np.dtype((np.float32, (own.kv_width,))), engine.most_rows, VIEWS),
             origin,
-            States(shapes, engine.most_rows) if (shapes := engine.target.states()) else None,
+            RecurrentStates(shapes, engine.most_rows) if (shapes := engine.target.states()) else None,
         )
         self.engine = engine
         self._bound, self._drafts, self._heads = bound, drafts, heads

@@ -17,7 +17,7 @@ from ondevice.engines import session_file
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.session_file import SessionOrigin
-from ondevice.engines.states import HeldStates, States
+from ondevice.engines.states import HeldStates, RecurrentStates
 from ondevice.errors import SessionFileError, UsageError
 
 SNAPSHOTS = 8
@@ -49,7 +49,7 @@ class CachedSequence(ABC):
     exact_trees = True
 
     def __init__(
-        self, caches: Mapping[AttentionKind, KVCache], origin: SessionOrigin, states: States | None = None
+        self, caches: Mapping[AttentionKind, KVCache], origin: SessionOrigin, states: RecurrentStates | None = None
     ) -> None:
         """
         Args:

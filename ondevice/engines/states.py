@@ -29,7 +29,7 @@ class HeldStates:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-class States:
+class RecurrentStates:
     """The states of one sequence.
 
     Attributes:

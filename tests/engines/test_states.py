@@ -69,7 +69,7 @@ def test_a_sequence_with_drafts_in_part_accepted_is_that_of_its_tokens(engine: E
 
 
 def test_a_file_has_the_rows_that_are_read_again(engine: Engine, tmp_path: Path) -> None:
-    """Of a prompt of which a part was committed, more rows than a file holds behind the window otherwise."""
+    """A part of a prompt was committed: more rows than a file holds behind the window otherwise."""
     session, tokens = engine.open_session(), random_tokens(1, 30 + CHUNK)
     for chunk in (tokens[:30], tokens[30:]):
         half_committed(session, [*chunk, 1, 2, 3], len(chunk))

@@ -45,7 +45,7 @@ from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.slots import MAX_ROWS
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import ForwardRows, KeptRows, TargetForward
-from ondevice.engines.states import States
+from ondevice.engines.states import RecurrentStates
 from ondevice.errors import UsageError
 from ondevice.forks import ForkGuard
 from ondevice.preparation import Preparation
@@ -115,7 +115,7 @@ class SimdEngine:
         self._check_open()
         program, kind = self._program, self._cache_type
         caches = make_caches(self.target, partial(cache_unit, kind), self.rows_of_one, VIEWS, UNITS)
-        states = States(shapes, self.rows_of_one) if (shapes := self.target.states()) else None
+        states = RecurrentStates(shapes, self.rows_of_one) if (shapes := self.target.states()) else None
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:
@@ -278,7 +278,7 @@ class SimdSession(CachedSequence):
         self,
         engine: SimdEngine,
         caches: Mapping[AttentionKind, KVCache],
-        states: States | None,
+        states: RecurrentStates | None,
         record: SequenceRecord,
         index: KeyIndex | None,
         drafts: DraftState | None,

@@ -34,7 +34,7 @@ from ondevice.engines.simd.kernels.contract import slots
 from ondevice.engines.simd.kernels.contract.attention_memory import SPLIT_ROWS
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
-from ondevice.engines.states import States
+from ondevice.engines.states import RecurrentStates
 from ondevice.native.functions import address_of
 
 
@@ -102,7 +102,7 @@ class SequenceRecord(SlotArray):
                 # last: after an interrupt above, the addresses are written again
                 self._capacities[kind] = cache.capacity
 
-    def follow_states(self, states: States) -> None:
+    def follow_states(self, states: RecurrentStates) -> None:
         """Write the addresses of the present and the following states."""
         first = slots.CACHES + 2 * len(self._places)
         for layer, addresses in zip(states.layers, states.addresses, strict=True):

@@ -41,7 +41,7 @@ from ondevice.engines.simd.plan.target import TargetPlanner
 from ondevice.engines.simd.program import scratch_bytes
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
-from ondevice.engines.states import States
+from ondevice.engines.states import RecurrentStates
 
 READ_TOGETHER = (
     (*HEADS, GATE),
@@ -151,7 +151,7 @@ class LayerInputs:
         readers = builder.inputs_of(layer)
         own, record = layer.source, SequenceRecord(self._places)
         caches = make_caches(self._target, partial(cache_unit, "fp16"), self._most_rows, VIEWS, UNITS)
-        states = States(self._target.states(), self._most_rows)
+        states = RecurrentStates(self._target.states(), self._most_rows)
         record.follow_states(states)
         for chunk in self._chunks:
             states.clear()
