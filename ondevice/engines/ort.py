@@ -198,6 +198,7 @@ class OrtSession(CachedSequence):
             ValueError: rows of a tree that is no chain, in a model with states.
         """
         if self._states is not None:
+            self.check_states()
             if not rows.tree.is_chain:
                 raise ValueError("rows that states pass are a chain on the ort engine")
             if unread := self.unread:

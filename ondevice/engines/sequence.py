@@ -138,7 +138,7 @@ class CachedSequence(ABC):
             return
         if "sliding" not in self._caches:  # full caches hold every position
             return
-        if self.unread:  # the states of this length are not there yet
+        if self.unread or (self._states is not None and self._states.lost):  # there are no states of this length
             return
         held = None if self._states is None else self._states.held()
         kept = [*self._snapshots, Snapshot(self._caches["sliding"].held(self.length).copy(), held)][-SNAPSHOTS:]
@@ -167,6 +167,7 @@ class CachedSequence(ABC):
         self.check_open()
         if not self.length:
             raise UsageError("an empty sequence cannot be saved: run a prompt first")
+        self.check_states()
         held = {kind: cache.held(self.length, self._read) for kind, cache in self._caches.items()}
         states = None if self._states is None else self._states.held()
         session_file.write(path, self._origin, self._tokens, held, states)
@@ -197,8 +198,13 @@ class CachedSequence(ABC):
         """The number of tokens that the states are behind; all of them without states."""
         return self.length if self._states is None else self._states.length
 
+    def check_states(self) -> None:
+        """Raise ValueError if an interrupt has left no states."""
+        if self._states is not None and self._states.lost:
+            raise ValueError("states were lost in an interrupt: rewind this session")
+
     def _in_place(self, length: int) -> bool:
-        behind = self._states is None or self._states.length <= length
+        behind = self._states is None or (not self._states.lost and self._states.length <= length)
         return behind and all(cache.can_rewind(length) for cache in self._caches.values())
 
     def _best_snapshot(self, length: int) -> Snapshot | None:

@@ -33,7 +33,7 @@ class RecurrentStates:
     """The states of one sequence.
 
     Attributes:
-        length: the number of tokens that the present states are behind.
+        lost: whether the present states may be of no length, after an interrupt while they were replaced.
         most_rows: most rows of a forward, so most committed tokens that the states are not behind.
     """
 
@@ -41,8 +41,9 @@ class RecurrentStates:
         """
         shapes : layer -> the shape of its states
         """
-        self.length, self.most_rows = 0, most_rows
-        self._present = 0
+        self.lost, self.most_rows = False, most_rows
+        self._at = (0, 0)
+        """Which buffer has the present states, and their length: one assignment, so that an interrupt tears no pair."""
         types = {layer: np.dtype((np.float32, shape)) for layer, shape in shapes.items()}
         self._buffers = mapped(types, dict.fromkeys(types, 1))
         parts = [[part.ctypes.data for part in buffer] for buffer in self._buffers.values()]
@@ -53,33 +54,44 @@ class RecurrentStates:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @property
+    def length(self) -> int:
+        """The number of tokens that the present states are behind."""
+        return self._at[1]
+
+    @property
     def layers(self) -> list[int]:
         return list(self._buffers)
 
     def present(self, layer: int) -> Float32Array:
         """The states behind `length` tokens, which a forward reads."""
-        array: Float32Array = self._buffers[layer][self._present, 0]
+        array: Float32Array = self._buffers[layer][self._at[0], 0]
         return array
 
     def following(self, layer: int) -> Float32Array:
         """The states that a forward writes, behind all its rows."""
-        array: Float32Array = self._buffers[layer][1 - self._present, 0]
+        array: Float32Array = self._buffers[layer][1 - self._at[0], 0]
         return array
 
     @property
     def addresses(self) -> Int64Array:
         """int64[layers, 2], of the present and the following states."""
-        return self._addresses[:, :: -1 if self._present else 1]
+        return self._addresses[:, :: -1 if self._at[0] else 1]
 
     def advance(self, length: int) -> None:
         """Make the following states, behind `length` tokens, the present ones."""
-        self._present, self.length = 1 - self._present, length
+        self._at = (1 - self._at[0], length)
+
+    def replaced(self, length: int) -> None:
+        """The present states were replaced by those behind `length` tokens; `lost` was set before."""
+        self._at = (self._at[0], length)
+        self.lost = False
 
     def clear(self) -> None:
         """Begin before the first token."""
-        self.length = 0
+        self.lost = True
         for layer in self._buffers:
             self.present(layer)[:] = 0
+        self.replaced(0)
 
     def held(self) -> HeldStates:
         """The present states, copied."""
@@ -87,6 +99,7 @@ class RecurrentStates:
 
     def adopt(self, held: HeldStates) -> None:
         """Replace the present states by a copy of these."""
+        self.lost = True
         for layer, array in held.arrays.items():
             self.present(layer)[:] = array
-        self.length = held.length
+        self.replaced(held.length)

@@ -123,6 +123,39 @@ def test_a_sequence_goes_back_to_a_snapshot_or_the_begin(engine: Engine) -> None
     np.testing.assert_array_equal(run(session, [4], [0]), run(read(engine, tokens[:60]), [4], [0]))
 
 
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_an_interrupt_behind_a_forward_loses_states_that_it_replaced(
+    bundle: Bundle, reads_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that are read again would be in the states twice. The session goes back to a snapshot, or the begin."""
+    engine, tokens = SimdEngine(bundle, threads=1), random_tokens(7, 60)
+    session = read(engine, tokens[:40])
+    session.snapshot()
+    run(session, tokens[40:], [])
+    session.commit(range(20 - reads_again))
+    compute = engine._target.run
+
+    def interrupted(*arguments: Any) -> int:
+        compute(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._target, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(session, [5, 6, 7], [])
+    monkeypatch.undo()
+    if reads_again:
+        for use in (lambda: run(session, [5], [0]), lambda: session.save("file")):
+            with pytest.raises(ValueError, match="states were lost in an interrupt: rewind this session"):
+                use()
+        session.snapshot()
+        assert session.fork().length == 40
+        assert session.rewind(session.length) == 40
+    kept = tokens[: session.length]
+    assert session.length == (40 if reads_again else 60)
+    np.testing.assert_array_equal(run(session, [5, 6], [0, 1]), run(read(engine, kept), [5, 6], [0, 1]))
+    engine.close()
+
+
 def test_rows_of_a_tree_have_the_states_of_their_ancestors(bundle: Bundle) -> None:
     engine, rng = SimdEngine(bundle, threads=2), np.random.default_rng(4)
     session, tokens = engine.open_session(), random_tokens(4, WINDOW + 5)

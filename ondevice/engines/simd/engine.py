@@ -343,7 +343,9 @@ class SimdSession(CachedSequence):
         record.follow(self._caches)
         self._follow_index(length)
         if self._states is not None:
+            self.check_states()
             record.follow_states(self._states)
+            self._states.lost = first < length  # until `finish`: the kernels replace them
         return record, kept if kept is not None and (kept.length, kept.bases) == (length, self._bases) else None
 
     def read_again(self) -> None:
@@ -373,7 +375,7 @@ class SimdSession(CachedSequence):
         self._pending = tree
         self._lease = lease
         if self._states is not None:
-            self._states.length = self.length
+            self._states.replaced(self.length)
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self.check_open()
