@@ -334,6 +334,8 @@ def refuse_other_layers(target: Path) -> None:
                 raise SystemExit(
                     f"{target} has no {part}: drafters are not trained for experts or joined matrices, nor for LFM2"
                 )
+        if any("linear_attn." in name for name in checkpoint.names):
+            raise SystemExit(f"{target} has gates in its attention: drafters are not trained for Qwen3.5")
 
 
 def digest(target: Path) -> str:
