@@ -308,7 +308,7 @@ def make_caches(
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = None if target.window is None or kind == "full" else target.window + 1
         convolved = kind == "sliding" and target.convolves  # rows of 8 to 32 KB: no more than copies hold
-        caches[kind] = KVCache(types, max_rows, history, views, units, slack=MARGIN if convolved else None)
+        caches[kind] = KVCache(types, max_rows, history, views, units, slack=min(SLACK, MARGIN) if convolved else None)
     return caches
 
 

@@ -35,10 +35,13 @@ WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fals
 def _string(mark: str, name: str) -> str:
     """A pattern of Python's strings between these quotes, or three of them, with line breaks too. A quote behind which
     nothing follows that may follow a string is part of it: templates write texts between quotes as they are, `'It's'`.
+
+    Without possessive repeats, which Python before 3.11.5 does not match in groups.
     """
+    behind = r"\s*[,:)\]}]|\s+['\"]"
     return (
-        rf"{mark * 3}(?P<{name}_3>(?:[^\\{mark}]|\\.|{mark}(?!{mark * 2}))*+){mark * 3}"
-        rf"|{mark}(?!{mark * 2})(?P<{name}>(?:[^\\{mark}]|\\.|{mark}(?!\s*[,:)\]}}]|\s+['\"]))*+){mark}"
+        rf"{mark * 3}(?P<{name}_3>(?:[^\\{mark}]|\\.|{mark}(?!{mark * 2}))*){mark * 3}"
+        rf"|{mark}(?!{mark * 2})(?P<{name}>(?:[^\\{mark}]|\\.|{mark}(?!{behind}))*){mark}(?={behind})"
     )
 
 

@@ -116,6 +116,9 @@ class Recorder:
     def max_rows(self, block: int = 1) -> int:
         return 48
 
+    def snapshot(self) -> None:
+        """Nothing to keep."""
+
     def forward(self, batch: Any) -> list[Outputs]:
         [given] = batch
         self.forwards.append((self.length, len(given.tree), list(given.wanted)))
