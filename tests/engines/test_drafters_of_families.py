@@ -21,7 +21,7 @@ from ondevice.errors import BundleCorruptError
 from ondevice_export import export
 from tests.conftest import ENGINES, MakePair, Once
 from tests.fixtures.hostile import hostile_bundle, token_ids
-from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
+from tests.fixtures.tiny_drafters import DRAFTERS
 from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
@@ -36,8 +36,7 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> Path:
     def export_all(directory: Path) -> None:
         for name in DRAFTERS:
             pair = make_pair(name)
-            save_drafter(pair / "drafter", name, pair / "target")
-            export(pair / "target", directory / name, quantize="int8", drafter=str(pair / "drafter"))
+            export(pair / "target", directory / name, quantize="int8", drafter=str(pair / "mtp"))
 
     return once("drafters-of-families", export_all)
 

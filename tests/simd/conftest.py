@@ -19,7 +19,6 @@ from ondevice_export import export
 from tests.conftest import MakePair, Once
 from tests.fixtures.mxfp4 import save_in_mxfp4
 from tests.fixtures.pairwise import pairwise_cases
-from tests.fixtures.tiny_drafters import save_drafter
 from tests.fixtures.tiny_models import QUANTISED, save_heads
 from tests.fixtures.trained_models import TRAINED
 from tests.simd.hostile_forwards import write_all
@@ -59,8 +58,7 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
         save_heads(target.parent / "heads", target, "e2b")
         export(target, directory / MXFP4, drafter=str(make_pair("e2b") / "drafter"))
         pair = make_pair(CONVOLUTIONS)
-        save_drafter(pair / "drafter", CONVOLUTIONS, pair / "target")
-        export(pair / "target", directory / CONVOLUTIONS, drafter=str(pair / "drafter"))
+        export(pair / "target", directory / CONVOLUTIONS, drafter=str(pair / "mtp"))
         for family in (SINKS, SIGMOIDS, STATES):
             export(make_pair(family) / "target", directory / family)
 
