@@ -67,20 +67,16 @@ _QWEN_3 = {
 }
 """Qwen3, and Qwen3.5 and 3.6, whose calls are between tags."""
 
-_LFM_2: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
+_LFM_2 = {
+    **_QWEN_3,
     "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        **_QWEN_3["fields"],
         "tool_calls": {
+            **_QWEN_3["fields"]["tool_calls"],
             "open": "<|tool_call_start|>",
             "close": "<|tool_call_end|>",
-            "repeats": True,
             "content": "python_calls",
-            "transform_each": True,
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
         },
-        "content": {"close": ["<|im_end|>", "<|endoftext|>"], "content": "text"},
     },
 }
 """LFM2 and LFM2.5, whose calls are a list as in Python, or one of objects where a system message asks for JSON. Where

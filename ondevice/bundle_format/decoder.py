@@ -1,5 +1,5 @@
-"""A decoder as data: layers of blocks, which are a mixer of positions (attention or a short convolution), feed-forward,
-or a per-layer embedding.
+"""A decoder as data: layers of blocks, which are a mixer of positions (attention, a short convolution or a gated delta
+rule), feed-forward, or a per-layer embedding.
 
 The exporter makes it from a checkpoint's configuration, `bundle.json` stores it, and everything else about a layer is
 one fold over its blocks: names and shapes of the tensors (`tensor_table`), the ONNX nodes
@@ -225,7 +225,7 @@ class LayerEmbedding:
 
 
 Mixer = Attention | ShortConvolution | GatedDelta
-"""The block in which a row reads other positions, from a cache."""
+"""The block in which a row reads other positions, from a cache or a state."""
 
 Body = Mixer | FeedForward | LayerEmbedding
 
@@ -249,7 +249,7 @@ class Layer:
 
     @property
     def mixer(self) -> Mixer:
-        """The layer's attention or convolution, of which every layer has one."""
+        """The layer's first block: attention, a convolution or a gated delta rule."""
         return next(block.body for block in self.blocks if isinstance(block.body, Mixer))
 
     @property
@@ -332,11 +332,7 @@ def check_decoder(name: str, decoder: Decoder) -> None:
         elif isinstance(own, ShortConvolution):
             _check_convolution(place, own.channels, own.window)
         else:
-            for field in ("key_heads", "value_heads", "key_dim", "value_dim"):
-                check_number(f"{field} of {place}", getattr(own, field))
-            require(own.value_heads % own.key_heads == 0, f"value heads of {place} cannot share its key heads")
-            require(own.key_dim * own.value_dim <= MAX_STATE, f"{place} has states of {own.key_dim} x {own.value_dim}")
-            _check_convolution(place, own.channels, own.window)
+            _check_delta(place, own)
         if own.window is not None:
             check_number(f"window of {place}", own.window)
             require(own.window == decoder.window, f"the window of {place} is {own.window}, not {decoder.window}")
@@ -372,6 +368,14 @@ def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
     if own.kv_source is not None:
         require(not (own.k_norm or own.v_norm or own.k_eq_v), f"{place} norms keys and values that it does not have")
     require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
+
+
+def _check_delta(place: str, own: GatedDelta) -> None:
+    for field in ("key_heads", "value_heads", "key_dim", "value_dim"):
+        check_number(f"{field} of {place}", getattr(own, field))
+    require(own.value_heads % own.key_heads == 0, f"value heads of {place} cannot share its key heads")
+    require(own.key_dim * own.value_dim <= MAX_STATE, f"{place} has states of {own.key_dim} x {own.value_dim}")
+    _check_convolution(place, own.channels, own.window)
 
 
 def _check_convolution(place: str, channels: int, window: int) -> None:

@@ -65,7 +65,7 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
         cache = _cache(target, index)
         inputs |= {graph_io.past(index, part): cache for part in graph_io.PARTS}
         outputs |= {graph_io.present(index, part): cache for part in graph_io.PARTS}
-    if states := target.states():
+    if states := target.states:
         inputs[graph_io.STATE_ROWS] = TensorSignature("float32", ("T",))
     for index, shape in states.items():
         inputs[graph_io.state(index)] = outputs[graph_io.next_state(index)] = TensorSignature("float32", (1, *shape))

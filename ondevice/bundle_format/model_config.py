@@ -7,7 +7,9 @@ number, because a bundle may be untrusted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
@@ -64,7 +66,8 @@ class Target(Decoder):
         """Indices of the layers that have their own cache, ascending."""
         return [index for index, layer in enumerate(self.layers) if layer.mixer.kv_source is None]
 
-    def states(self) -> dict[int, tuple[int, int, int]]:
+    @cached_property
+    def states(self) -> Mapping[int, tuple[int, int, int]]:
         """The shapes of the states of the layers that have some: [value_heads, key_dim, value_dim]."""
         found = {index: layer.mixer for index, layer in enumerate(self.layers)}
         return {

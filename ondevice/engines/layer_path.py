@@ -57,7 +57,7 @@ class LayerPath:
             raise ValueError(f"a path ends at a layer from 1 to {count}, not {self.stop}")
         if unknown := sorted(index for index in self.without_attention | self.without_mlp if not 0 <= index < count):
             raise ValueError(f"there are layers 0 to {count - 1}, and no {unknown[0]}")
-        if target.states():
+        if target.states:
             raise ValueError("the rows of a model with states pass all layers")
         read = {layer.mixer.kv_source for layer in target.layers}
         if needed := sorted(self.without_attention & read):
@@ -128,7 +128,7 @@ def free_sub_layers(target: Target) -> list[SubLayer]:
     leave the same ones as a whole forward. Otherwise: those of all layers but the first and the last, as in SWIFT; none
     of a model with states, which would be behind the drafted rows of such a path.
     """
-    if target.states():
+    if target.states:
         return []
     shared = [index for index, layer in enumerate(target.layers) if layer.mixer.kv_source is not None]
     layers = shared or range(1, len(target.layers) - 1)

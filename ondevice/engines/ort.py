@@ -171,7 +171,7 @@ class OrtSession(CachedSequence):
         super().__init__(
             make_caches(engine.target, lambda own: np.dtype((np.float32, (own.kv_width,))), engine.most_rows, VIEWS),
             origin,
-            RecurrentStates(shapes, engine.most_rows) if (shapes := engine.target.states()) else None,
+            RecurrentStates(shapes, engine.most_rows) if (shapes := engine.target.states) else None,
         )
         self.engine = engine
         self._bound, self._drafts, self._heads = bound, drafts, heads

@@ -86,7 +86,7 @@ class CachedSequence(ABC):
     @property
     def unread(self) -> Sequence[int]:
         """The last committed tokens that the states are not behind: the next forward reads them again."""
-        return [] if self._states is None else self._tokens[self._states.length :]
+        return self._tokens[self._read :]
 
     @property
     def drafts(self) -> DraftStep | None:

@@ -99,7 +99,7 @@ def test_drafts_change_no_token(model: Model, drafter: str, temperature: float) 
 def test_a_rewound_session_goes_on_as_a_new_one(model: Model) -> None:
     """States have no rows to drop: they go back to a snapshot alone."""
     session = read(model.engine, PROMPT[:70])
-    if model.engine.target.states():
+    if model.engine.target.states:
         session.snapshot()
     read_on(session, PROMPT)
     expected = run(read(model.engine, PROMPT[:70]), PROMPT[70:75], [4])

@@ -48,7 +48,7 @@ def _answers(bundle: Bundle, cache: KVCacheType, lookup: LookupSettings | None) 
     if engine.drafter is not None:
         step = session.draft_step(7, second.hidden[3])
         parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
-    if not engine.target.states():
+    if not engine.target.states:
         parts += [_in_pieces(engine, session)]
     for kind in engine.heads:
         proposals = session.propose(kind, second.hidden[3])

@@ -48,13 +48,13 @@ class KernelUnits(Units):
 
 UNITS = KernelUnits()
 VIEWS = Views(align=UNIT, step=UNIT)
+"""A cache is read in whole units."""
 
 CONVOLVED_ROWS = 128
 """Most rows of a sequence in one forward of a model with convolutions, whose caches have room for so many. At
 Qwen3.5-0.8B's shape they take 127 MB of a sequence, and took 382 MB with room for 512 rows. A forward of 64 rows takes
 an eighth of the time of one of 512 (benchmarks/results/forwards.md), so nothing is lost with shorter ones.
 """
-"""A cache is read in whole units."""
 
 
 def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:

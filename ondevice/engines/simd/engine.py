@@ -115,7 +115,7 @@ class SimdEngine:
         self._check_open()
         program, kind = self._program, self._cache_type
         caches = make_caches(self.target, partial(cache_unit, kind), self.rows_of_one, VIEWS, UNITS)
-        states = RecurrentStates(shapes, self.rows_of_one) if (shapes := self.target.states()) else None
+        states = RecurrentStates(shapes, self.rows_of_one) if (shapes := self.target.states) else None
         index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:
@@ -138,7 +138,7 @@ class SimdEngine:
             return [self._draft_and_verify(sessions[0], batch[0], continuation, continuation.drafting)]
         self._make_room(sessions, batch)
         rows = ForwardRows.of(batch, self._pad, [session.unread for session in sessions])
-        if sessions[0].looks_up or self.target.states():  # the codes of new keys are made between two forwards
+        if sessions[0].looks_up or self.target.states:  # codes of keys, and states, are set between two forwards
             rows.continuation = None
         is_whole = rows.path.is_whole
         with self.computing() as program:
@@ -314,8 +314,9 @@ class SimdSession(CachedSequence):
 
     @property
     def drafts(self) -> DraftStep | None:
-        alone = self._drafts is None or self.looks_up or self._states is not None
-        return None if alone or self._drafts is None else self._drafts.answer
+        if self._drafts is None or self.looks_up or self._states is not None:
+            return None
+        return self._drafts.answer
 
     def begin_drafts(self, following: int) -> DraftState:
         """Set up the drafter for rounds that follow each other, with so many further positions."""
@@ -337,7 +338,7 @@ class SimdSession(CachedSequence):
         length, record = self.length, self._record
         kept, self._kept = self._kept, None  # the forward that begins may overwrite these rows
         self._pending = self._drafts_after = self._lease = None
-        first = length - len(self.unread)
+        first = self._read
         for cache in self._caches.values():
             cache.reserve(first, rows)
         record.follow(self._caches)

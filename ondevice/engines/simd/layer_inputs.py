@@ -151,7 +151,7 @@ class LayerInputs:
         readers = builder.inputs_of(layer)
         own, record = layer.source, SequenceRecord(self._places)
         caches = make_caches(self._target, partial(cache_unit, "fp16"), self._most_rows, VIEWS, UNITS)
-        states = RecurrentStates(self._target.states(), self._most_rows)
+        states = RecurrentStates(self._target.states, self._most_rows)
         record.follow_states(states)
         for chunk in self._chunks:
             states.clear()

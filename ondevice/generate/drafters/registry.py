@@ -227,7 +227,7 @@ def no_partial_forwards(engine: Engine) -> str | None:
     """Why an engine cannot run a part of the layers of its target; None if it can."""
     from ondevice.engines.layer_path import free_sub_layers
 
-    if engine.target.states():
+    if engine.target.states:
         return "rows of this model, which has states, pass all layers: use --drafter ngram"
     if engine.paths is not None:
         return None if free_sub_layers(engine.target) else "this model has too few layers for a draft to leave any out"
@@ -258,7 +258,7 @@ def _no_heads(kind: str) -> Callable[[Engine], str | None]:
 
 
 def _no_exit_head(engine: Engine) -> str | None:
-    partial = engine.paths is not None and not engine.target.states()
+    partial = engine.paths is not None and not engine.target.states
     return _no_heads("exit")(engine) if partial else no_partial_forwards(engine)
 
 

@@ -1,8 +1,8 @@
 """The steps of the gated delta rule: `Recur`, over the states of value heads, and `Gate`, on the rows behind it.
 
-The columns of a state do not depend on each other, so a unit of work is COLUMNS columns of one head of one sequence,
-which stay in the first level of cache while all rows of the sequence pass. A row is computed with the same operations
-in the same order whatever rows are before it in the forward.
+The columns of a state do not depend on each other, so a unit of work is STATE_COLUMNS columns of one head of one
+sequence, which stay in the first level of cache while all rows of the sequence pass. A row is computed with the same
+operations in the same order whatever rows are before it in the forward.
 """
 
 from __future__ import annotations
