@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from typing import Any
 
@@ -17,9 +16,18 @@ from ondevice.grammar.response_format import ToolChoice
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import GEMMA_4 as RESPONSES
-from tests.grammar.schemas import random_schema
 from tests.grammar.walks import ENDS as END_TEXTS
-from tests.grammar.walks import calls_and_text, compiler, end_ids, ids_in, ids_of, is_whole_reply, matcher, walk
+from tests.grammar.walks import (
+    calls_and_text,
+    compiler,
+    drawn_calls,
+    end_ids,
+    function,
+    ids_in,
+    ids_of,
+    is_whole_reply,
+    matcher,
+)
 from tests.text.conversations import CLOCK, WEATHER
 from tests.text.templates import GEMMA_4
 from tests.text.tokenizers_made import gemma_chat, gemma_like
@@ -33,10 +41,6 @@ THOUGHT = "<|channel>thought\nhm <|turn> hm<channel|>"
 
 def ids(text: str) -> list[int]:
     return ids_of(TOKENIZER, text)
-
-
-def function(parameters: Any, name: str = "f") -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def is_whole(constraint: Matcher, text: str) -> bool:
@@ -203,15 +207,7 @@ def test_arguments_keep_to_the_declaration(made: Compiler, parameters: Any, good
 
 def test_whatever_is_drawn_is_a_call_that_keeps_to_the_schema(made: Compiler) -> None:
     found = 0
-    for seed in range(80):
-        rng = random.Random(seed)
-        schema = random_schema(rng)
-        if schema.get("type") != "object":
-            continue
-        choice = {"type": "function", "function": {"name": "f"}}
-        said = walk(matcher(made, tool_choice=choice, tools=[function(schema)]), rng, ENDS)
-        if said is None:
-            continue
+    for schema, said in drawn_calls(made, ENDS, 80):
         found += 1
         calls, text = parsed(said)
         assert text == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import jsonschema
@@ -11,8 +10,17 @@ import pytest
 from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.text.chat_template import ChatTemplate
 from ondevice_export.response_templates import known_template
-from tests.grammar.schemas import random_schema
-from tests.grammar.walks import calls_and_text, compiler, end_ids, ids_in, ids_of, is_whole_reply, matcher, walk
+from tests.grammar.walks import (
+    calls_and_text,
+    compiler,
+    drawn_calls,
+    end_ids,
+    function,
+    ids_in,
+    ids_of,
+    is_whole_reply,
+    matcher,
+)
 from tests.text.conversations import CLOCK, WEATHER, call
 from tests.text.templates import LFM_25
 from tests.text.tokenizers_made import LFM, THINK, chat_with
@@ -25,10 +33,6 @@ ENDS = end_ids(TOKENIZER)
 @pytest.fixture(scope="module")
 def made() -> Compiler:
     return compiler(TOKENIZER)
-
-
-def function(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def block(calls: str) -> str:
@@ -108,15 +112,7 @@ def test_arguments_keep_to_the_declaration(made: Compiler, parameters: Any, good
 
 def test_whatever_is_drawn_is_a_call_that_keeps_to_the_schema(made: Compiler) -> None:
     found = 0
-    for seed in range(80):
-        rng = random.Random(seed)
-        schema = random_schema(rng)
-        if schema.get("type") != "object":
-            continue
-        choice = {"type": "function", "function": {"name": "f"}}
-        said = walk(matcher(made, tool_choice=choice, tools=[function(schema)]), rng, ENDS)
-        if said is None:
-            continue
+    for schema, said in drawn_calls(made, ENDS, 80):
         found += 1
         calls, text = calls_and_text(TOKENIZER, TEMPLATE, said)
         assert text == ""

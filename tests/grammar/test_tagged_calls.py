@@ -15,8 +15,17 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
 from ondevice_export.response_templates import known_template
-from tests.grammar.schemas import random_schema
-from tests.grammar.walks import compiler, end_ids, ids_in, ids_of, is_whole_reply, matcher, schema_format, walk
+from tests.grammar.walks import (
+    compiler,
+    drawn_calls,
+    end_ids,
+    function,
+    ids_in,
+    ids_of,
+    is_whole_reply,
+    matcher,
+    schema_format,
+)
 from tests.text.conversations import CLOCK, WEATHER, call
 from tests.text.templates import LFM_25, QWEN_TAGGED
 from tests.text.test_tagged_calls import block
@@ -30,10 +39,6 @@ ENDS = end_ids(TOKENIZER)
 @pytest.fixture(scope="module")
 def made() -> Compiler:
     return compiler(TOKENIZER, tags=ChatTemplate(QWEN_TAGGED).tags)
-
-
-def function(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def of(**properties: Any) -> dict[str, Any]:
@@ -138,17 +143,9 @@ def test_a_value_is_any_text_without_the_tag_behind_it(made: Compiler) -> None:
 
 def test_whatever_is_drawn_is_a_call_that_keeps_to_the_schema(made: Compiler) -> None:
     found = 0
-    for seed in range(120):
-        rng = random.Random(seed)
-        schema = random_schema(rng)
-        if schema.get("type") != "object":
-            continue
-        choice, tools = {"type": "function", "function": {"name": "f"}}, [function(schema)]
-        said = walk(matcher(made, tool_choice=choice, tools=tools), rng, ENDS)
-        if said is None:
-            continue
+    for schema, said in drawn_calls(made, ENDS, 120):
         found += 1
-        [(name, arguments)] = read(said, tools)
+        [(name, arguments)] = read(said, [function(schema)])
         assert name == "f"
         jsonschema.validate(arguments, schema)
         assert list(arguments) == [each for each in schema["properties"] if each in arguments]

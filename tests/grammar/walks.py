@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
+from tests.grammar.schemas import random_schema
 
 ENDS = ("<eos>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>")
 
@@ -66,6 +67,24 @@ def calls_and_text(tokenizer: Tokenizer, template: Any, token_ids: list[int]) ->
 
 def ids_in(mask: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def function(parameters: Any, name: str = "f") -> dict[str, Any]:
+    """The declaration of a function."""
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def drawn_calls(made: Compiler, ends: Sequence[int], seeds: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Random schemas of objects, each with a reply that calls a function `f` of such arguments."""
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        schema = random_schema(rng)
+        if schema.get("type") != "object":
+            continue
+        choice = {"type": "function", "function": {"name": "f"}}
+        said = walk(matcher(made, tool_choice=choice, tools=[function(schema)]), rng, ends)
+        if said is not None:
+            yield schema, said
 
 
 def walk(constraint: Matcher, rng: random.Random, ends: Sequence[int], most: int = 400) -> list[int] | None:

@@ -32,13 +32,13 @@ class WindowRows:
         """The sums of taps [2 * width, window] times cache rows, whose halves are [1, S, width]: [T, 2 * width]."""
         builder, window = self._builder, len(self._places)
         last_first = [builder.constant(np.array(window - 1 - j)) for j in range(window)]
-        halves = [
+        summed = [
             self._sum(part, width, [builder.op("Gather", own, column, axis=1) for column in last_first])
             for part, own in zip(
                 (cache.key, cache.value), builder.ops("Split", taps, axis=0, num_outputs=2, outputs=2), strict=True
             )
         ]
-        return builder.op("Concat", *halves, axis=-1)
+        return builder.op("Concat", *summed, axis=-1)
 
     def _sum(self, cache: ir.Value, width: int, taps: Sequence[ir.Value]) -> ir.Value:
         """The sum over j of tap j [width] times the cache row of column j: [1, S, width] -> [T, width]."""
@@ -50,6 +50,12 @@ class WindowRows:
             total = found if total is None else builder.op("Add", total, found)
         assert total is not None
         return total
+
+
+def halves(builder: GraphBuilder, x: ir.Value) -> KeyValue:
+    """The halves of rows [T, channels] as those of a cache, each [1, T, channels / 2]."""
+    parts = builder.ops("Split", x, axis=-1, num_outputs=2, outputs=2)
+    return KeyValue(*(builder.op("Unsqueeze", part, builder.integers(0)) for part in parts))
 
 
 class Convolution:
@@ -67,8 +73,7 @@ class Convolution:
 
     def new_rows(self) -> KeyValue:
         """The halves of the T new rows of the cache, each [1, T, channels / 2]."""
-        halves = self._builder.ops("Split", self._products, axis=-1, num_outputs=2, outputs=2)
-        return KeyValue(*(self._builder.op("Unsqueeze", half, self._builder.integers(0)) for half in halves))
+        return halves(self._builder, self._products)
 
     def mix(self, rows: WindowRows, cache: KeyValue) -> ir.Value:
         """The block's output, [T, H]."""

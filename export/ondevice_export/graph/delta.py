@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ondevice.bundle_format.decoder import GatedDelta
 from ondevice.bundle_format.tensor_table import DELTA_TAPS
 from ondevice_export.graph.attention import KeyValue
-from ondevice_export.graph.convolution import WindowRows
+from ondevice_export.graph.convolution import WindowRows, halves
 from ondevice_export.graph.matrix import product
 from ondevice_export.graph.weights import Module
 
@@ -28,8 +28,7 @@ class Delta:
 
     def new_rows(self) -> KeyValue:
         """The halves of the T new rows of the convolution's cache, each [1, T, channels / 2]."""
-        halves = self._builder.ops("Split", self._mixed, axis=-1, num_outputs=2, outputs=2)
-        return KeyValue(*(self._builder.op("Unsqueeze", half, self._builder.integers(0)) for half in halves))
+        return halves(self._builder, self._mixed)
 
     def mix(self, rows: WindowRows, cache: KeyValue, state: ir.Value, counts: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The block's output [T, H] and the states behind the new rows.
@@ -76,17 +75,11 @@ class Delta:
         return self._builder.op("Sigmoid", self._projected("b"))
 
     def _decay(self) -> ir.Value:
-        """decay * softplus(a + dt_bias), [T, value_heads].
-
-        softplus(x) is -log(sigmoid(-x)), the logarithm of one of two softmax weights: ONNX Runtime's `Softplus` rounds
-        the last numbers of a tensor in another way than those before them.
-        """
-        builder, module, heads = self._builder, self._module, self._body.value_heads
+        """decay * softplus(a + dt_bias), [T, value_heads]; softplus(x) is -log(sigmoid(-x))."""
+        builder, module = self._builder, self._module
         shifted = builder.op("Add", self._projected("a"), module.vector("dt_bias"))
-        pairs = builder.op("Pad", builder.reshape(shifted, -1, heads, 1), builder.integers(0, 0, 1, 0, 0, 0))
-        logarithms = builder.op("LogSoftmax", pairs, axis=-1)
-        first = builder.op("Gather", logarithms, builder.constant(np.array(0)), axis=-1)
-        softplus = builder.op("Mul", first, builder.scalar(-1.0))
+        negative = builder.op("Mul", shifted, builder.scalar(-1.0))
+        softplus = builder.op("Mul", builder.log_sigmoid(negative, self._body.value_heads), builder.scalar(-1.0))
         return builder.op("Mul", softplus, module.vector("decay"))
 
     def _projected(self, name: str) -> ir.Value:

@@ -105,6 +105,15 @@ class GraphBuilder:
         """x * sigmoid(x)."""
         return self.op("Mul", value, self.op("Sigmoid", value))
 
+    def log_sigmoid(self, x: ir.Value, width: int) -> ir.Value:
+        """log(sigmoid(x)), [T, width], as the logarithm of the first of the softmax weights of x and 0.
+
+        ONNX Runtime's `Log` and `Softplus` round the last numbers of a tensor, which fill no vector, in another way
+        than those before them, so that a row would depend on others.
+        """
+        pairs = self.op("Pad", self.reshape(x, -1, width, 1), self.integers(0, 0, 0, 0, 0, 1))
+        return self.op("Gather", self.op("LogSoftmax", pairs, axis=-1), self.constant(np.array(0)), axis=-1)
+
     def model(self, producer_version: str) -> ir.Model:
         """The finished model."""
         graph = ir.Graph(

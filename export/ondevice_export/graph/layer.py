@@ -177,15 +177,8 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
 
 
 def _divided(builder: GraphBuilder, scores: ir.Value, top: int) -> ir.Value:
-    """sigmoid(scores) / (their sum + 1e-6), [T, top]: the softmax of the logarithms of these numbers and of 1e-6.
-
-    A logarithm of a sigmoid is that of one of two softmax weights. ONNX Runtime's `Log` rounds the last numbers of a
-    tensor, which fill no vector, in another way than those before them, so that a row would depend on others.
-    """
-    pairs = builder.op("Pad", builder.reshape(scores, -1, top, 1), builder.integers(0, 0, 0, 0, 0, 1))
-    logarithms = builder.op("LogSoftmax", pairs, axis=-1)
-    first = builder.op("Gather", logarithms, builder.constant(np.array(0)), axis=-1)
-    shifted = builder.op("Sub", first, builder.scalar(np.log(_ADDED)))
+    """sigmoid(scores) / (their sum + 1e-6), [T, top]: the softmax of the logarithms of these numbers and of 1e-6."""
+    shifted = builder.op("Sub", builder.log_sigmoid(scores, top), builder.scalar(np.log(_ADDED)))
     weights = builder.op("Softmax", builder.op("Pad", shifted, builder.integers(0, 0, 0, 1)), axis=-1)
     return builder.op("Slice", weights, builder.integers(0), builder.integers(top), builder.integers(1))
 
