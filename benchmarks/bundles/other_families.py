@@ -27,13 +27,12 @@ _LFM2 = {
     "vocab_size": 65_536,
 }
 _QWEN_3_5 = {
-    "architectures": ["Qwen3_5ForCausalLM"],
     "head_dim": 256,
     "linear_num_key_heads": 16,
     "max_position_embeddings": 262_144,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
-    "tie_word_embeddings": True,
 }
+_DENSE_QWEN_3_5 = {**_QWEN_3_5, "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": True}
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3-30B-A3B": {
@@ -104,7 +103,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "linear_num_value_heads": 16,
-        **_QWEN_3_5,
+        **_DENSE_QWEN_3_5,
     },
     "Qwen3.5-4B": {
         "hidden_size": 2560,
@@ -113,6 +112,21 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "linear_num_value_heads": 32,
+        **_DENSE_QWEN_3_5,
+    },
+    "Qwen3.5-35B-A3B": {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 32,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "vocab_size": 248_320,
+        "tie_word_embeddings": False,
         **_QWEN_3_5,
     },
 }

@@ -4,10 +4,10 @@
         [--llama-bench PROGRAM --gguf FILE]
 
 If there is no bundle in the directory, one is written first: 16 GB of Gemma 4 26B-A4B, the default, 19 of Qwen3
-30B-A3B, 13 of gpt-oss-20b or 5 of LFM2-8B-A1B, through the exporter, matrix by matrix. Its pack, nearly as large, is
-written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs after
-`simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's logits;
-512 are a prefill.
+30B-A3B, 22 of Qwen3.5-35B-A3B, 13 of gpt-oss-20b or 5 of LFM2-8B-A1B, through the exporter, matrix by matrix. Its
+pack, nearly as large, is written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench
+is given, runs after `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which
+computes every row's logits; 512 are a prefill.
 
 Random weights route at random: tokens share experts only by chance, which is the most expensive case.
 """

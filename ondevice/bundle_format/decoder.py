@@ -201,9 +201,11 @@ class FeedForward:
     A dense block, and every expert, is down(activation(gate(x)) * up(x)). The experts' output is the sum over a token's
     experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or their sigmoids
     divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and their router read the block's input
-    (`Qwen3MoeSparseMoeBlock`). Experts beside a dense block read the residual stream through a norm of their own, and
-    the router through another; each weight is multiplied by a factor of its expert, and the block's output is the sum
-    of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
+    (`Qwen3MoeSparseMoeBlock`). So do experts beside a dense block that is shared, an expert of every token, and the
+    block's output is sigmoid(gate @ x) * dense(x), where gate @ x is one number, plus theirs
+    (`Qwen3_5MoeSparseMoeBlock`). Experts beside another dense block read the residual stream through a norm of their
+    own, and the router through another; each weight is multiplied by a factor of its expert, and the block's output is
+    the sum of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
     """
 
     width: int
@@ -211,7 +213,14 @@ class FeedForward:
     activation: Activation
     experts: ExpertsConfig | None = None
     """None if the layer has the dense block only."""
+    shared: bool = False
+    """Whether the dense block is an expert of every token, with a gate."""
     type: Literal["feed_forward"] = "feed_forward"
+
+    @property
+    def normed(self) -> bool:
+        """Whether experts and the dense block have norms of their own."""
+        return self.width > 0 and self.experts is not None and not self.shared
 
 
 @dataclass(frozen=True)
@@ -343,6 +352,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
                 check_number(f"width of the {body.type} of {place}", body.width, least=least)
                 known = isinstance(body, FeedForward) or body.activation != "clamped_swiglu"
                 require(known, f"the {body.type} of {place} has the activation {body.activation}")
+        both = experts is not None and layer.feed_forward.width > 0
+        require(both or not layer.feed_forward.shared, f"{place} has a shared expert without others")
         if experts is not None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)

@@ -319,7 +319,9 @@ def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
             shapes["router.proj.bias"] = (count,)
             shapes["experts.gate_up_proj_bias"] = (count, 2 * inner)
             shapes["experts.down_proj_bias"] = (count, hidden)
-        if body.width:
+        if body.shared:
+            shapes["mlp.shared_gate.weight"] = (hidden,)
+        if body.normed:
             shapes["router.scale"] = (hidden,)
             shapes["router.per_expert_scale"] = (count,)
             shapes["pre_feedforward_layernorm_2.weight"] = (hidden,)

@@ -292,6 +292,11 @@ def experts(data: dict[str, Any], **changes: int) -> None:
     body(data["target"]["layers"][0], 1)["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
 
 
+def share_nothing(data: dict[str, Any]) -> None:
+    experts(data)
+    body(data["target"]["layers"][0], 1).update(shared=True, width=0)
+
+
 def shorten(data: dict[str, Any], context: int) -> None:
     """Change the context and all windows."""
     data["target"]["context_length"] = context
@@ -400,6 +405,8 @@ MALFORMED = {
     "no feed-forward width": lambda data: body(data["target"]["layers"][0], 1).update(width=0),
     "experts without number": lambda data: experts(data, count=0),
     "more experts for a token than there are": lambda data: experts(data, top=9),
+    "a shared expert without others": lambda data: body(data["target"]["layers"][0], 1).update(shared=True),
+    "a shared expert without rows": share_nothing,
     "experts that are a list": lambda data: body(data["target"]["layers"][0], 1).update(experts=[8, 2, 32]),
     "files is a list": lambda data: data.update(files=[]),
     "a file is a list": lambda data: data.update(files={"target.onnx": [1, "0" * 64]}),

@@ -55,7 +55,7 @@ def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top", [5, 6])
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3.5-moe", "gpt-oss"])
 def test_any_number_of_experts_leaves_a_row_alike(name: str, top: int, tmp_path: Path) -> None:
     """ONNX Runtime sums rows of 5 or 6 numbers in an order that depends on their addresses, so that a row among others
     would differ from the same row alone.
@@ -85,6 +85,39 @@ def test_the_text_model_of_a_multimodal_mistral(text: str, tied: bool, tmp_path:
     bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
     np.testing.assert_allclose(logits_of(bundle), expected, atol=1e-4)
     assert Bundle.open(bundle).manifest.target.tied == tied
+
+
+@pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
+def test_the_text_model_of_a_multimodal_qwen(kind: str, tmp_path: Path) -> None:
+    """As published: experts are stacked, which transformers saves one by one, and tensors that draft are not read."""
+    from safetensors.numpy import load_file, save_file
+
+    _, own = FAMILIES["qwen3.5" if kind == "Qwen3_5" else "qwen3.5-moe"]
+    fields: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, **own}
+    if kind == "Qwen3_5":
+        fields["intermediate_size"] = 96
+    text = getattr(transformers, f"{kind}TextConfig")(**fields, max_position_embeddings=CONTEXT)
+    vision = getattr(transformers, f"{kind}VisionConfig")(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64, num_position_embeddings=16
+    )
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.ndim > 1:
+                value.normal_(0.0, 0.5 if name.endswith("mlp.gate.weight") else 0.1)
+        expected = model(input_ids=torch.tensor([PROMPT])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "model")
+    weights, tensors = tmp_path / "model" / "model.safetensors", {"mtp.fc.weight": np.zeros((64, 128), np.float32)}
+    saved = {name for name in load_file(weights) if ".experts." not in name}
+    tensors |= {name: value.numpy() for name, value in model.state_dict().items()}
+    stacks = tensors.keys() - saved - {"mtp.fc.weight"}
+    assert len(stacks) == (8 if kind == "Qwen3_5Moe" else 0)
+    assert all(name.startswith("model.language_model.layers.") and ".mlp.experts." in name for name in stacks)
+    save_file(tensors, weights, {"format": "pt"})
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    np.testing.assert_allclose(logits_of(bundle), expected, atol=1e-4)
 
 
 def test_a_text_ends_where_ministral_3_scales_its_queries(tmp_path: Path) -> None:
@@ -446,6 +479,7 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
 
 
 _QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 3}
+_QWEN_3_5_MOE = {**_QWEN_3_5, "architectures": ["Qwen3_5MoeForCausalLM"]}
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
 _SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}
@@ -526,6 +560,9 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_QWEN_3_5, "layer_types": ["sliding_attention"] * 4}, "4 layers of full_attention or linear_attention"),
         ({**_QWEN_3_5, "full_attention_interval": 5}, "no layer has attention"),
         ({**_QWEN_3_5, "rope_parameters": _YARN}, "a factor of cosines beside norms of queries is not supported"),
+        ({**_QWEN_3_5_MOE, "num_experts": 1025}, "num_experts is 1025, expected"),
+        ({**_QWEN_3_5_MOE, "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected"),
+        ({**_QWEN_3_5_MOE, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0, expected"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
         ({"no_rope_layers": [1]}, "no_rope_layers has not one number for each layer"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
@@ -646,6 +683,8 @@ _KINDS = {
     "gemma3": "gemma3_text",
     "seed-oss": "seed_oss",
     "ernie4.5": "ernie4_5",
+    "qwen3.5": "qwen3_5_text",
+    "qwen3.5-moe": "qwen3_5_moe_text",
     "granite-moe": "granitemoe",
     "granite-swash": "granite_swa",
     "granite-swash-moe": "granitemoe_swa",
@@ -661,6 +700,8 @@ _KINDS = {
         "smollm3",
         "qwen2",
         "qwen3",
+        "qwen3.5",
+        "qwen3.5-moe",
         "gemma3",
         "exaone4",
         "seed-oss",

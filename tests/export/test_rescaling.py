@@ -24,7 +24,8 @@ from ondevice_export.graph.layer import READERS
 from ondevice_export.graph.weights import Weights
 from ondevice_export.matrices import MatrixWriter
 from ondevice_export.quantize import Quantized, dequantize, quantize
-from tests.conftest import REFERENCE
+from tests.conftest import REFERENCE, MakePair
+from tests.export.test_calibration import write_matrix
 
 WIDTH = 96
 Q, K, NORM = "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight", "layers.0.input_layernorm.weight"
@@ -218,3 +219,22 @@ def test_a_calibrated_export_rescales_every_norm_before_a_block(tmp_path: Path) 
             assert np.log(factors).std() > 0.01
         else:
             assert (factors == 1).all()
+
+
+def test_norms_that_routers_read_too_are_not_rescaled(tmp_path: Path, make_pair: MakePair) -> None:
+    """A shared expert reads the norm before a block too, and its inputs are known; those of attention are rescaled."""
+    random, hidden = np.random.default_rng(9), 96
+    known = [*(f"blk.{layer}.ffn_{name}_shexp.weight" for layer in range(4) for name in ("gate", "up"))]
+    sums = {name: random.lognormal(0, 2, (1, hidden)).astype(np.float32) for name in (*known, "blk.3.attn_q.weight")}
+    matrix = write_matrix(tmp_path / "imatrix.gguf", sums)
+    norms: list[dict[str, Float32Array]] = []
+    for calibrate in (None, str(matrix)):
+        place = export(
+            make_pair("qwen3.5-moe") / "target", tmp_path / f"b{calibrate is None}", quantize="int4",
+            calibrate=calibrate,
+        )  # fmt: skip
+        table = Bundle.open(place).manifest.tensors["target.onnx"]
+        vectors = [name for name, tensor in table.tensors.items() if tensor.shape == (hidden,)]
+        norms.append({name: stored(place, table, name) for name in vectors})
+    changed = [name for name, plain in norms[0].items() if not np.array_equal(plain, norms[1][name])]
+    assert changed == ["layers.3.input_layernorm.weight"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.speed import media
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import check_audio
 from ondevice.bundle_format.decoder import Attention
+from ondevice.bundle_format.tensor_table import target_shapes
 from ondevice.bundle_format.vision import check_vision
 from ondevice_export.checkpoint.towers import PREFIX
 
@@ -56,6 +58,17 @@ def test_the_last_layers_of_lfm2_are_those_of_its_end(tmp_path: Path) -> None:
         layers = shape.target_model(size, tmp_path / size, layers=3).config.layers
         assert [isinstance(layer.mixer, Attention) for layer in layers] == attends
         assert sum(layer.feed_forward.experts is not None for layer in layers) == experts
+
+
+def test_all_layers_of_a_mixture_of_qwen_have_a_shared_expert(tmp_path: Path) -> None:
+    """35 billion weights, of which a token uses 3, without the token embedding."""
+    target = shape.target_model("Qwen3.5-35B-A3B", tmp_path).config
+    assert [isinstance(layer.mixer, Attention) for layer in target.layers] == [False, False, False, True] * 10
+    assert all(layer.feed_forward.shared for layer in target.layers)
+    sizes = {name: math.prod(shape) for name, shape in target_shapes(target).items()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    assert round(sum(sizes.values()) / 1e9) == 35
+    assert 2.9 < (sum(sizes.values()) - experts * (1 - 8 / 256) - sizes["embed_tokens.weight"]) / 1e9 < 3.1
 
 
 @pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])

@@ -29,9 +29,10 @@ minimums, or looked up in a table, that of IQ4_NL or that of MXFP4."""
 CONVOLUTIONS = "lfm2"
 """A target with convolutions, and a drafter that reads the cache of its attention."""
 FAMILIES = (*QUANTISED, *TRAINED, AFFINE, TABLE, MXFP4, CONVOLUTIONS)
-SINKS, SIGMOIDS, STATES = "gpt-oss", "lfm2-moe", "qwen3.5"
+SINKS, SIGMOIDS, STATES, SHARED = "gpt-oss", "lfm2-moe", "qwen3.5", "qwen3.5-moe"
 """Targets without a drafter: sinks, a bias of every product, and experts with a function of gate and up together;
-experts that are chosen by sigmoids and biases, and convolutions; and states, and gates of attention.
+experts that are chosen by sigmoids and biases, and convolutions; states, and gates of attention; and the same with
+experts, of which all tokens use one.
 """
 
 
@@ -46,7 +47,7 @@ def every_thread_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
     """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and
-    those of AFFINE, TABLE, MXFP4, CONVOLUTIONS, SINKS, SIGMOIDS and STATES.
+    those of AFFINE, TABLE, MXFP4, CONVOLUTIONS, SINKS, SIGMOIDS, STATES and SHARED.
     """
 
     def export_all(directory: Path) -> None:
@@ -59,11 +60,11 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
         export(target, directory / MXFP4, drafter=str(make_pair("e2b") / "drafter"))
         pair = make_pair(CONVOLUTIONS)
         export(pair / "target", directory / CONVOLUTIONS, drafter=str(pair / "mtp"))
-        for family in (SINKS, SIGMOIDS, STATES):
+        for family in (SINKS, SIGMOIDS, STATES, SHARED):
             export(make_pair(family) / "target", directory / family)
 
     directory = once("tiny", export_all)
-    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS, SIGMOIDS, STATES)}
+    return {family: Bundle.open(directory / family) for family in (*FAMILIES, SINKS, SIGMOIDS, STATES, SHARED)}
 
 
 @pytest.fixture(scope="session")

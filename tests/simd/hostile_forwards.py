@@ -51,6 +51,8 @@ BUNDLES: dict[str, Mapping[str, Change]] = {
     "taps of infinity": {"delta.taps.weight": numbers("inf", 0.1), "conv.conv.weight": numbers("inf", 0.1)},
     "states that grow": {"delta.decay": numbers("3e38", 0.5), "dt_bias": numbers("-3e38", 0.3)},
     "gates of states of NaN": {"delta.b.weight": numbers("nan", 0.1), "delta.a.weight": numbers("3e38", 0.1)},
+    "gates of shared experts of NaN": {"mlp.shared_gate": numbers("nan", 0.1)},
+    "gates of shared experts of 3e38": {"mlp.shared_gate": numbers("3e38", 0.5)},
     "centroids of 3e38": {"centroids.weight": numbers("3e38", 0.5)},
     "equal centroids": {"centroids.weight": numbers("equal")},
     "a drafter's projections of NaN": {"pre_projection.weight": numbers("nan", 0.1)},

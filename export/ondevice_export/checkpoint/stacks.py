@@ -4,7 +4,7 @@ Checkpoints of the hub have three matrices for every expert, `experts.N.gate_pro
 `w1`, `w3` and `w2`; GGUF files have one tensor of each for all experts. transformers 5 multiplies two:
 `experts.gate_up_proj` [experts, 2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H,
 inner]. So do bundles. Biases of gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias`
-[experts, 2 * inner].
+[experts, 2 * inner]. The gate of a shared expert, [1, H] on the hub, is a vector in GGUF files and in bundles.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _OF_ONE = re.compile(
     rf"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{{0,3}})\.(?P<matrix>{'|'.join(_NAMES)})\.weight"
 )
 _OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate_proj|up_proj)")
+_SHARED_GATE = "shared_expert_gate.weight"
 _OF_GATE = re.compile(r"(?P<experts>.*\bexperts)\.gate_proj_bias")
 
 
@@ -145,6 +146,9 @@ def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dic
             count, rows, _ = place.shape
             steps = range(min(count, MAX_EXPERTS + 1))
             parts = {number: RowRange(file, place, number * rows, (number + 1) * rows) for number in steps}
+        elif name.endswith(_SHARED_GATE) and place.shape[:-1] == (1,):
+            found[name] = replace(whole(file, place), shape=place.shape[1:])
+            continue
         else:
             found[name] = whole(file, place)
             continue

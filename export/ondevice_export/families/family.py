@@ -244,11 +244,11 @@ def feed_forward(config: Config) -> FeedForward:
     return FeedForward(config.integer("intermediate_size"), config.activation)
 
 
-def experts(config: Config, width: str) -> FeedForward:
+def experts(config: Config, width: str, count: str = "num_local_experts") -> FeedForward:
     """Experts in place of the dense block, whose weights are the softmax of the scores of a token's experts.
 
-    width : the field that has the inner width of one
+    width, count : the fields that have the inner width of one, and their number
     """
-    count = config.integer("num_local_experts", maximum=MAX_EXPERTS)
-    top = config.integer("num_experts_per_tok", maximum=count)
-    return FeedForward(0, config.activation, ExpertsConfig(count, top, config.integer(width)))
+    number = config.integer(count, maximum=MAX_EXPERTS)
+    top = config.integer("num_experts_per_tok", maximum=number)
+    return FeedForward(0, config.activation, ExpertsConfig(number, top, config.integer(width)))

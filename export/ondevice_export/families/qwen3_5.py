@@ -1,20 +1,22 @@
 """Qwen3.5 and its successors of the same classes: in three of four layers the gated delta rule in place of attention.
 
 Attention has norms of the heads of queries and keys, rotates the first quarter of each head, and multiplies its output
-by a gate, whose rows lie between those of the queries. Text alone is read of checkpoints with a vision tower.
+by a gate, whose rows lie between those of the queries. The mixtures, such as 35B-A3B, have experts in all layers, and
+beside them an expert that every token uses. Text alone is read of checkpoints with a vision tower.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.bundle_format.decoder import MAX_TAPS, GatedDelta, Layer
+from ondevice.bundle_format.decoder import MAX_TAPS, FeedForward, GatedDelta, Layer
 from ondevice.bundle_format.tensor_table import DELTA_GATES, DELTA_TAPS
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import DELTA
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
+from ondevice_export.families.family import Config, Family, RowsOf, attention, experts, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 from ondevice_export.families.rows import queries_and_keys, turned_numbers
 
@@ -24,13 +26,22 @@ _TAPS = "linear_attn.conv1d.weight"
 
 
 def layer(config: Config, index: int) -> Layer:
+    return _layer(config, index, feed_forward(config))
+
+
+def mixture_layer(config: Config, index: int) -> Layer:
+    routed, width = experts(config, "moe_intermediate_size", "num_experts"), "shared_expert_intermediate_size"
+    return _layer(config, index, dataclasses.replace(routed, width=config.integer(width), shared=True))
+
+
+def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
     if config.kind(index) == DELTA:
-        return pre_normed(_delta(config), feed_forward(config))
+        return pre_normed(_delta(config), feed)
     turned = turned_numbers(config, index)
     if config.rotary(index, config.head_dim, turned)[1] != 1:  # it would reach numbers that do not turn
         raise CheckpointError(f"{config.origin}: a factor of cosines beside norms of queries is not supported")
     own = attention(config, index, turned=turned, q_norm=True, k_norm=True, gated=True)
-    return pre_normed(own, feed_forward(config))
+    return pre_normed(own, feed)
 
 
 def _delta(config: Config) -> GatedDelta:
@@ -86,6 +97,16 @@ _DEFAULTS: dict[str, Any] = {
     "log_decay": True,
     "tiled_value_heads": False,
 }
+_MIXTURE = {
+    **{name: value for name, value in _DEFAULTS.items() if name != "intermediate_size"},
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
 
 _NAMES = {
     **NAMES,
@@ -98,6 +119,14 @@ _NAMES = {
     "delta.scale": "linear_attn.norm.weight",
     "delta.out.weight": "linear_attn.out_proj.weight",
 }
+_OF_MIXTURES = {
+    **_NAMES,
+    "router.proj.weight": "mlp.gate.weight",
+    "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+    "experts.down_proj": "mlp.experts.down_proj",
+    "mlp.shared_gate.weight": "mlp.shared_expert_gate.weight",
+    **{f"mlp.{name}_proj.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
 
 FAMILIES = (
     Family(
@@ -106,6 +135,14 @@ FAMILIES = (
         defaults=_DEFAULTS,
         layer=layer,
         names=_NAMES,
+        rows_of=rows_of,
+    ),
+    Family(
+        name="qwen3.5-moe",
+        architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        defaults=_MIXTURE,
+        layer=mixture_layer,
+        names=_OF_MIXTURES,
         rows_of=rows_of,
     ),
 )

@@ -27,6 +27,8 @@ DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight")
 """Tensors that divide rotary frequencies: of all texts, or of those up to the original length."""
 LONG_DIVISORS = "rope_factors_long.weight"
 """The divisors of longer texts."""
+_EXPERT_WIDTH = "expert_feed_forward_length"
+"""The inner width of one expert. Files without dense blocks may have no width of these."""
 
 
 class Metadata(JsonFields):
@@ -134,7 +136,7 @@ class Architecture:
             "architectures": [self.hub],
             "vocab_size": metadata.rows("token_embd.weight"),
             "hidden_size": hidden,
-            "intermediate_size": min(metadata.per_layer("feed_forward_length")),
+            "intermediate_size": min(metadata.per_layer("feed_forward_length", metadata.data.get(_EXPERT_WIDTH))),
             "num_hidden_layers": metadata.layers,
             "num_attention_heads": heads[0],
             "num_key_value_heads": next(filter(None, kv_heads), heads[0]),
@@ -313,7 +315,7 @@ def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
         **_without_window(metadata, _rope(metadata)),
         "num_local_experts": metadata.integer("expert_count", 0),
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
-        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "norm_topk_prob": True,
     }
 
@@ -328,7 +330,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "rope_parameters": {FULL: rope, SLIDING: rope},
         "num_local_experts": metadata.integer("expert_count", 0),
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
-        "intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "alternating_experts": False,
     }
 
@@ -353,13 +355,28 @@ def _lfm2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _qwen_3_5(metadata: Metadata) -> dict[str, Any]:
-    """The dense models of Qwen3.5. Value heads are in another order than on the hub, and so are all of their rows."""
+    """The dense models of Qwen3.5."""
+    return {**_without_experts(metadata, _rope(metadata, part=True)), **_delta_layers(metadata)}
+
+
+def _qwen_3_5_mixture(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_without_window(metadata, _rope(metadata, part=True)),
+        **_delta_layers(metadata),
+        "num_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length", 0),
+    }
+
+
+def _delta_layers(metadata: Metadata) -> dict[str, Any]:
+    """Layers with the gated delta rule. Value heads are in another order than on the hub, and so are all their rows."""
     key_heads, value_heads = metadata.integer("ssm.group_count", 0), metadata.integer("ssm.time_step_rank", 0)
     every, inner = metadata.integer("full_attention_interval", 4), metadata.integer("ssm.inner_size", 0)
     if inner % value_heads:
         raise CheckpointError(f"{metadata.origin}: ssm.inner_size {inner} is no multiple of {value_heads} value heads")
     return {
-        **_without_experts(metadata, _rope(metadata, part=True)),
         "layer_types": [DELTA if (index + 1) % every else FULL for index in range(metadata.layers)],
         "norm_offset": 0,
         "log_decay": False,
@@ -388,7 +405,7 @@ def _lfm2_mixture(metadata: Metadata) -> dict[str, Any]:
         "num_dense_layers": metadata.integer("leading_dense_block_count", 0, minimum=0),
         "num_experts": metadata.integer("expert_count", 0),
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
-        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "use_expert_bias": True,
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.0,
@@ -501,7 +518,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
             "enable_moe_block": True,
             "num_experts": metadata.integer("expert_count", 0),
             "top_k_experts": metadata.integer("expert_used_count", 0),
-            "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+            "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         }
     return fields
 
@@ -609,6 +626,13 @@ _QWEN_3_MIXTURE = {
     "ffn_up_exps.weight": "mlp.experts.up_proj",
     "ffn_down_exps.weight": "mlp.experts.down_proj",
 }
+_QWEN_3_5_MIXTURE = {
+    **{name: hub for name, hub in _QWEN_3_5.items() if not name.startswith("ffn_")},
+    **{name: hub for name, hub in _QWEN_3_MIXTURE.items() if name.endswith("_exps.weight")},
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    **{f"ffn_{name}_shexp.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
 _GPT_OSS = {
     **_PROJECTIONS,
     **_BIASES,
@@ -651,7 +675,7 @@ _LFM_2_MIXTURE = {
     "ffn_up_exps.weight": "feed_forward.experts.up_proj",
     "ffn_down_exps.weight": "feed_forward.experts.down_proj",
 }
-_MIXTURES = (_QWEN_3_MIXTURE, _LFM_2_MIXTURE, _GRANITE_MIXTURE)
+_MIXTURES = (_QWEN_3_MIXTURE, _QWEN_3_5_MIXTURE, _LFM_2_MIXTURE, _GRANITE_MIXTURE)
 MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_5, *_MIXTURES) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
 for _block in ("mlp", "feed_forward", "block_sparse_moe"):  # gate and up have the same inputs
@@ -681,6 +705,7 @@ ARCHITECTURES = {
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL),
+    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", _qwen_3_5_mixture, _QWEN_3_5_MIXTURE, _MODEL),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.bundle_format.decoder import Activation, ExpertsConfig, FeedForward, Layer, LayerEmbedding, Mixer
+from ondevice.bundle_format.decoder import Activation, Body, ExpertsConfig, FeedForward, Layer, LayerEmbedding, Mixer
 from ondevice.bundle_format.model_config import PerLayerEmbeddings
 from ondevice.bundle_format.tensor_table import NORMS, PLE_TABLE
 from ondevice_export.graph.graph_builder import GraphBuilder
@@ -21,8 +21,7 @@ READERS = {
     "feed_forward": ("mlp.gate_proj", "mlp.up_proj"),
     "layer_embedding": ("per_layer_input_gate",),
 }
-"""Type of a block -> the modules that read the output of the norm before it. A block of experts alone has none of them:
-its norm, which the router reads too, is never rescaled."""
+"""Type of a block -> the modules that read the output of the norm before it, if nothing else does."""
 
 
 def decoder_layer(
@@ -44,7 +43,7 @@ def decoder_layer(
     builder = module.builder
     for block in layer.blocks:
         before, after = NORMS[block.body.type]
-        x = module.norm(hidden, before, READERS[block.body.type]) if block.norm_in else hidden
+        x = module.norm(hidden, before, _readers(block.body)) if block.norm_in else hidden
         if isinstance(block.body, Mixer):
             out = mix(module, block.body, x)
         elif isinstance(block.body, FeedForward):
@@ -54,6 +53,12 @@ def decoder_layer(
             out = _layer_embedding(module, block.body, x, own)
         hidden = builder.op("Add", hidden, module.norm(out, after) if block.norm_out else out)
     return builder.op("Mul", hidden, module.vector("layer_scalar")) if layer.scalar else hidden
+
+
+def _readers(body: Body) -> Sequence[str]:
+    """The modules of READERS; none if a router reads the norm's output too, which is never rescaled then."""
+    routed = isinstance(body, FeedForward) and body.experts is not None and not body.normed
+    return () if routed else READERS[body.type]
 
 
 def per_layer_inputs(
@@ -83,10 +88,10 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
     if body.experts is None:
         return _dense(module.at("mlp."), body.activation, x)
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
-    if not body.width:
+    if not body.normed:
         with builder.scope("experts"):
-            routes = _route(module, x, body.experts)
-            return _mix_experts(module, x, body.experts, body.activation, routes)
+            mixed = _mix_experts(module, x, body.experts, body.activation, _route(module, x, body.experts))
+        return builder.op("Add", mixed, _shared(module.at("mlp."), body, x)) if body.shared else mixed
     dense = module.norm(_dense(module.at("mlp."), body.activation, x), "post_feedforward_layernorm_1")
     with builder.scope("experts"):
         scale = own.read("scale") * np.float32(size**-0.5)
@@ -96,6 +101,13 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
         inputs = module.norm(hidden, "pre_feedforward_layernorm_2")
         mixed = _mix_experts(module, inputs, body.experts, body.activation, routes)
     return builder.op("Add", dense, module.norm(mixed, "post_feedforward_layernorm_2"))
+
+
+def _shared(mlp: Module, body: FeedForward, x: ir.Value) -> ir.Value:
+    """`dense(x) * sigmoid(gate @ x)`, gate [H]: [T, H] -> [T, H]."""
+    builder, name, shape = mlp.builder, "shared_gate.weight", (1, mlp.config.hidden_size)
+    gate = product(builder, x, mlp.array(name, mlp.read(name), shape), shape)
+    return builder.op("Mul", _dense(mlp, body.activation, x), builder.op("Sigmoid", gate))
 
 
 def _dense(mlp: Module, activation: Activation, x: ir.Value) -> ir.Value:

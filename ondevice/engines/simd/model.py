@@ -40,14 +40,14 @@ class Experts:
 
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
     scores of the chosen experts, or the sigmoid of its score divided by the sum of theirs; times the expert's `scale`.
-    Experts alone compute sum of weight * expert(pre_norm(h)); beside `dense`, the output of the dense block, it is
-    dense_norm(dense) + norm(that sum).
+    Experts alone compute sum of weight * expert(pre_norm(h)). Beside `dense`, the output of the dense block, it is
+    dense_norm(dense) + norm(that sum), or sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
     """
 
     router: Float32Array
     """float32[experts, width], already multiplied by the weight of the norm before the router."""
     scale: Float32Array
-    """float32[experts], all 1 for experts alone."""
+    """float32[experts], all 1 for experts alone and beside one that is shared."""
     top: int
     pre_norm: Float32Array
     gate_up: tuple[Matrix, ...]
@@ -55,9 +55,9 @@ class Experts:
     down: tuple[Matrix, ...]
     """One matrix [width, inner] per expert."""
     norm: Float32Array | None
-    """Norm of the weighted sum of the experts' outputs; None for experts alone."""
+    """Norm of the weighted sum of the experts' outputs; None for experts alone and beside one that is shared."""
     dense_norm: Float32Array | None
-    """Norm of the dense block's output; None without one."""
+    """Norm of the dense block's output; None without one, or if it is shared."""
     router_bias: Float32Array | None = None
     """float32[experts]; None without biases, as are the next two."""
     gate_up_bias: Float32Array | None = None
@@ -66,6 +66,8 @@ class Experts:
     """float32[experts, width]"""
     selection_bias: Float32Array | None = None
     """float32[experts], added to the sigmoids of scores where experts are chosen; None if weights are a softmax."""
+    shared_gate: Float32Array | None = None
+    """float32[width], already multiplied by `pre_norm`; None unless the dense block is shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,10 +267,11 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             matrices[name.removesuffix(".weight")] = tensors.matrix(prefix + name)
     experts, found = None, config.feed_forward.experts
     if found is not None:
-        alone = not config.feed_forward.width
-        pre_norm = floats["pre_feedforward_layernorm" if alone else "pre_feedforward_layernorm_2"]
+        normed, shared_gate = config.feed_forward.normed, floats.get("mlp.shared_gate")
+        pre_norm = floats["pre_feedforward_layernorm_2" if normed else "pre_feedforward_layernorm"]
         with np.errstate(over="ignore"):  # an infinite score makes the logits NaN, and that is an error
-            router = floats["router.proj"] * (pre_norm if alone else floats["router.scale"])
+            router = floats["router.proj"] * (floats["router.scale"] if normed else pre_norm)
+            shared_gate = None if shared_gate is None else shared_gate * pre_norm
         experts = Experts(
             router=router,
             scale=floats.get("router.per_expert_scale", np.ones(found.count, np.float32)),
@@ -282,5 +285,6 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             gate_up_bias=floats.get("experts.gate_up_proj_bias"),
             down_bias=floats.get("experts.down_proj_bias"),
             selection_bias=_selection_bias(found, floats),
+            shared_gate=shared_gate,
         )
     return DecoderLayer(config, source, matrices, floats, experts)

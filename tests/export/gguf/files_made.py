@@ -22,6 +22,7 @@ _ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen35": gguf.MODEL_ARCH.QWEN35,
+    "qwen35moe": gguf.MODEL_ARCH.QWEN35MOE,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -123,7 +124,7 @@ def _separate(architecture: str, state: State) -> State:
     for full, tensor in state.items():
         turned = alternate and "experts." in full and tensor.ndim == 3
         name, values = full.replace("_proj_bias", "_proj.bias"), tensor.swapaxes(1, 2) if turned else tensor
-        if architecture in {"qwen3moe", "gpt-oss", "lfm2moe", "granitemoe"} and "gate_up_proj" in name:
+        if architecture in {"qwen3moe", "qwen35moe", "gpt-oss", "lfm2moe", "granitemoe"} and "gate_up_proj" in name:
             halves = (values[:, ::2], values[:, 1::2]) if alternate else np.split(values, 2, axis=1)
             for part, half in zip(("gate", "up"), halves, strict=True):
                 found[name.replace("gate_up", part)] = half
@@ -185,15 +186,17 @@ def _own_name(name: str, names: Any) -> str:
 
 
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
-    if architecture == "qwen35" and "linear_attn" in name:
+    if architecture.startswith("qwen35") and "linear_attn" in name:
         return _delta_converted(name, values, config)
-    if architecture in {"gemma", "gemma3", "qwen35"} and name.endswith("norm.weight"):
+    if architecture in {"gemma", "gemma3", "qwen35", "qwen35moe"} and name.endswith("norm.weight"):
         return values + np.float32(1)
     if architecture in {"llama", "mistral3", "granite", "granitemoe"} and name.endswith(
         ("q_proj.weight", "k_proj.weight")
     ):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    if name.endswith("shared_expert_gate.weight"):
+        return values.squeeze(0)
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
@@ -225,7 +228,8 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
     if architecture.startswith("gemma4"):
         _describe_gemma4(writer, config)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
+    if architecture != "qwen35moe":
+        writer.add_feed_forward_length(config.intermediate_size)
     if architecture.startswith("lfm2"):
         _describe_lfm2(writer, config)
     else:
@@ -241,8 +245,6 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture in _DESCRIBED:
         _DESCRIBED[architecture](writer, config)
-    if architecture in {"chatglm", "glm4"}:
-        writer.add_rope_dimension_count(int(ropes["partial_rotary_factor"] * config.head_dim))
     if architecture == "exaone4" and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
@@ -277,6 +279,11 @@ def _describe_qwen35(writer: Any, config: Any) -> None:
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     writer.add_full_attention_interval(4)
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def _describe_granite(writer: Any, config: Any) -> None:
@@ -315,7 +322,15 @@ def _describe_longrope(writer: Any, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
-_DESCRIBED = {"phi3": _describe_longrope, "qwen35": _describe_qwen35}
+def _describe_glm(writer: Any, config: Any) -> None:
+    writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
+
+
+_DESCRIBED = {
+    "phi3": _describe_longrope,
+    **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
+    **dict.fromkeys(("qwen35", "qwen35moe"), _describe_qwen35),
+}
 """Functions that add the metadata of one architecture."""
 
 

@@ -301,12 +301,30 @@ def test_neighbours_are_kept_in_another_order(tmp_path: Path, engine: EngineName
 _DELTA = {"linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
 
 
+_SHARED = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_value_heads_in_the_order_of_files(tmp_path: Path, engine: EngineName, kernels: None) -> None:
+def test_value_heads_in_the_order_of_files(
+    tmp_path: Path, engine: EngineName, architecture: str, kernels: None
+) -> None:
     """Three value heads share a key head; layers that draft are left out."""
     sizes = {**SIZES, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 4, "max_position_embeddings": 256}
-    config = transformers.Qwen3_5TextConfig(**sizes, **_DELTA, linear_num_value_heads=6)
-    model = random_model(transformers.Qwen3_5ForCausalLM(config))
+    config: Any = transformers.Qwen3_5TextConfig(**sizes, **_DELTA, linear_num_value_heads=6)
+    model = transformers.Qwen3_5ForCausalLM(config)
+    if architecture == "qwen35moe":
+        config = transformers.Qwen3_5MoeTextConfig(**sizes, **_DELTA, **_SHARED, linear_num_value_heads=6)
+        model = transformers.Qwen3_5MoeForCausalLM(config)
+        for layer in model.model.layers:  # spread scores of experts are no near-ties
+            torch.nn.init.normal_(layer.mlp.gate.weight, 0.0, 0.5)
+            torch.nn.init.normal_(layer.mlp.shared_expert_gate.weight, 0.0, 0.3)
+    model = random_model(model)
 
     def more(writer: Any) -> None:
         _tokens(writer)
@@ -315,7 +333,7 @@ def test_value_heads_in_the_order_of_files(tmp_path: Path, engine: EngineName, k
         writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((128, 256), np.float32))
         writer.add_tensor("blk.4.attn_q.weight", np.zeros((512, 128), np.float32))
 
-    path = write_gguf(tmp_path / "qwen.gguf", "qwen35", config, state_of(model), more=more)
+    path = write_gguf(tmp_path / "qwen.gguf", architecture, config, state_of(model), more=more)
     weights, share = ("none", 1e-5) if engine == "ort" else ("int8", 0.05)
     bundle = Bundle.open(export(path, tmp_path / "bundle", quantize=weights, drafter="none", heads="none"))
     expected, own = logits_of_both(model, bundle, engine)
@@ -324,6 +342,7 @@ def test_value_heads_in_the_order_of_files(tmp_path: Path, engine: EngineName, k
 
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen35": {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 2},
+    "qwen35moe": {**_DELTA, **_SHARED, "num_hidden_layers": 8, "linear_num_value_heads": 2},
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
     "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
@@ -336,7 +355,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
-        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35")),
+        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe")),
         ("phi3", 200),
     ],
 )
@@ -359,6 +378,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
         "qwen35": (transformers.Qwen3_5ForCausalLM, transformers.Qwen3_5TextConfig),
+        "qwen35moe": (transformers.Qwen3_5MoeForCausalLM, transformers.Qwen3_5MoeTextConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),

@@ -35,7 +35,12 @@ EPS = 1e-6
 
 
 def random_experts(
-    rng: np.random.Generator, form: WeightFormat = INT4, *, alone: bool = False, biased: bool = False
+    rng: np.random.Generator,
+    form: WeightFormat = INT4,
+    *,
+    alone: bool = False,
+    biased: bool = False,
+    shared: bool = False,
 ) -> Experts:
     def norm() -> twins.Floats:
         return rng.uniform(0.5, 1.5, WIDTH_OF_ROWS).astype(np.float32)
@@ -50,11 +55,12 @@ def random_experts(
         pre_norm=norm(),
         gate_up=tuple(random_matrix(rng, 2 * INNER, WIDTH_OF_ROWS, form) for _ in range(EXPERTS)),
         down=tuple(random_matrix(rng, WIDTH_OF_ROWS, INNER, form) for _ in range(EXPERTS)),
-        norm=None if alone else norm(),
-        dense_norm=None if alone else norm(),
+        norm=None if alone or shared else norm(),
+        dense_norm=None if alone or shared else norm(),
         router_bias=bias(EXPERTS),
         gate_up_bias=bias(EXPERTS, 2 * INNER),
         down_bias=bias(EXPERTS, WIDTH_OF_ROWS),
+        shared_gate=rng.normal(0, 0.2, WIDTH_OF_ROWS).astype(np.float32) if shared else None,
     )
 
 
@@ -111,6 +117,9 @@ def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twi
             inner = twins.quantize((twins.gelu(gate) * up).astype(np.float32))
             out = twins.project(inner, signed(down), down.scales, down.minimums)[0]
             total[row] += weight * (out if experts.down_bias is None else out + experts.down_bias[expert])
+    if experts.shared_gate is not None:
+        gate = twins.rms_norm(hidden, np.ones(WIDTH_OF_ROWS, np.float32), EPS) @ experts.shared_gate
+        return total + dense / (1 + np.exp(-gate))[:, None]
     if experts.norm is None or experts.dense_norm is None:
         return total
     return twins.rms_norm(dense, experts.dense_norm, EPS) + twins.rms_norm(total.astype(np.float32), experts.norm, EPS)
@@ -130,10 +139,22 @@ def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat, alone: boo
     assert read == len(np.unique(choices(experts, hidden)[0]))
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_a_row_has_the_same_bits_among_others_and_with_any_number_of_threads(threads: int) -> None:
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_the_output_of_a_shared_expert_is_added(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    experts = random_experts(rng, shared=True)
+    hidden, dense = rng.standard_normal((2, rows, WIDTH_OF_ROWS), np.float32)
+    found, wanted = mixed(experts, hidden, dense)[0], expected(experts, hidden, dense)
+    np.testing.assert_allclose(found, wanted, atol=0.02 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        found - mixed(experts, hidden, 0 * dense)[0], wanted - expected(experts, hidden, 0 * dense), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("threads", "shared"), [(2, False), (3, False), (2, True), (3, True)])
+def test_a_row_has_the_same_bits_among_others_and_with_any_number_of_threads(threads: int, shared: bool) -> None:
     rng = np.random.default_rng(0)
-    experts = random_experts(rng)
+    experts = random_experts(rng, shared=shared)
     hidden, dense = rng.standard_normal((2, 30, WIDTH_OF_ROWS), np.float32)
     together, _ = mixed(experts, hidden, dense, threads)
     for row in range(0, 30, 7):

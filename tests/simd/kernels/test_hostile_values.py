@@ -31,7 +31,7 @@ from ondevice.engines.simd.pack_layout import PackLayout
 from tests.fixtures.guards import Guards
 from tests.fixtures.hostile import KINDS, filled
 from tests.fixtures.pairwise import pairwise
-from tests.simd.conftest import AFFINE, SIGMOIDS, SINKS, STATES, TABLE
+from tests.simd.conftest import AFFINE, SHARED, SIGMOIDS, SINKS, STATES, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run
 from tests.simd.kernels import test_attention, test_projection
 from tests.simd.kernels.memory import cache_of
@@ -267,15 +267,16 @@ def test_attention_to_what_is_no_number_is_nan(guards: Guards, kind: str, cache:
 
 # Whole forwards.
 
-FAMILIES = ("e2b", "26b", "half", AFFINE, TABLE, SINKS, SIGMOIDS, STATES)
+FAMILIES = ("e2b", "26b", "half", AFFINE, TABLE, SINKS, SIGMOIDS, STATES, SHARED)
 """With a shortlist and per-layer embeddings, with experts, trained quantised, affine, looked up, with sinks and biases,
-with convolutions, and with states: every kind of step and of product.
+with convolutions, with states, and with an expert that is shared: every kind of step and of product.
 """
 
 UNCHANGED = {
     SINKS: ("k_norm of 3e38", "layer scalars of 3e38"),
     SIGMOIDS: ("layer scalars of 3e38",),
     STATES: ("layer scalars of 3e38",),
+    SHARED: ("layer scalars of 3e38",),
 }
 """Family -> names of NO_NUMBERS whose tensors it does not have."""
 

@@ -20,7 +20,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.native import shipping
-from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, STATES, TABLE
+from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SHARED, SIGMOIDS, SINKS, STATES, TABLE
 from tests.simd.hostile_forwards import each_once, run
 from tests.simd.machines.generations import replies
 from tests.simd.outputs import digest
@@ -85,7 +85,7 @@ def test_a_forward_has_the_same_bits(
     """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, with states,
     and trained quantised.
     """
-    families = ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, STATES, "half")
+    families = ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, STATES, SHARED, "half")
     compared = [bundles[family] for family in families]
     expected = {"set": name, "digests": [digest(bundle) for bundle in compared]}
     assert emulated(library_of(name), cpu, "tests.simd.outputs", *(bundle.path for bundle in compared)) == expected

@@ -19,7 +19,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.native.features import native_features
 from ondevice.native.sets import PLATFORMS, SETS, best_set
-from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SIGMOIDS, SINKS, STATES, TABLE
+from tests.simd.conftest import AFFINE, CONVOLUTIONS, MXFP4, SHARED, SIGMOIDS, SINKS, STATES, TABLE
 from tests.simd.hostile_forwards import NO_NUMBERS
 from tests.simd.outputs import digest
 
@@ -33,7 +33,7 @@ def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
     """Bundles without experts, with experts, of affine weights, of either table, with sinks and biases, with
     states, and of one trained quantised.
     """
-    families = ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, STATES)
+    families = ("e2b", "26b", AFFINE, TABLE, MXFP4, SINKS, SIGMOIDS, CONVOLUTIONS, STATES, SHARED)
     return [*(bundles[family].path for family in families), trained]
 
 

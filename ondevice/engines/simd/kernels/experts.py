@@ -158,7 +158,8 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
 
 @kernel
 def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """x = norm(x) + norm(sum of weight * output), float32[rows, width], or the sum alone, without norms.
+    """x = norm(x) + norm(sum of weight * output), float32[rows, width], or without norms factor * x + that sum, or the
+    sum alone.
 
     Outputs are added from the best expert on.
     """
@@ -179,5 +180,9 @@ def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None
             norm(x, step.weight, x, width, eps)
             for i in range(0, 4 * width, 64):
                 store(own + i, load(x + i) + load(own + i))
+        elif step.factors:
+            factor = full(read_f32(step.factors + 4 * row))
+            for i in range(0, 4 * width, 64):
+                store(own + i, fma(load(x + i), factor, load(own + i)))
         for i in range(0, 4 * width, 64):
             store(x + i, load(own + i))

@@ -485,6 +485,8 @@ class ExpertsPlanner:
         self._pairs = buffers.bytes(8 * pairs)
         self._counts = buffers.bytes(8 * count)
         self._selection = buffers.floats(count)
+        self._gates = buffers.floats(builder.most_rows)
+        """float32[rows], the factors of the output of a dense block that is shared."""
         self._alone = builder.rows(width)
         """Activations of all rows, each row laid out as a group of its own."""
         self._entry = buffers.bytes(pairs * width // BLOCK * PAIRED_BYTES)
@@ -497,7 +499,7 @@ class ExpertsPlanner:
         """float32[experts, inner / 32, 2, 32], in the order of the tiles: for 32 outputs those of gate, then of up."""
 
     def add(self, experts: Experts, activation: Activation, row_set: int, hidden: int, out: int) -> None:
-        """Add the steps that write the experts' output, or replace the dense block's by the sum of both, each normed.
+        """Add the steps that write the experts' output, or replace the dense block's by the sum of both.
 
         Args:
             experts: sizes, norms and matrices.
@@ -508,22 +510,21 @@ class ExpertsPlanner:
         """
         builder, constant, groups = self._builder, self._builder.constant, self._groups
         (count, width), gate_up, down = experts.router.shape, experts.gate_up[0], experts.down[0]
-        builder.add(
-            Score(
-                row_set,
-                hidden,
-                width,
-                builder.eps,
-                weights=constant(experts.router),
-                experts=count,
-                scores=self._scores,
-                norm=constant(experts.pre_norm),
-                activations=self._alone,
-                form=input_form(gate_up),
-                bias=0 if experts.router_bias is None else constant(experts.router_bias),
-                sigmoid=int(experts.selection_bias is not None),
-            )
+        score = Score(
+            row_set,
+            hidden,
+            width,
+            builder.eps,
+            weights=constant(experts.router),
+            experts=count,
+            scores=self._scores,
+            norm=constant(experts.pre_norm),
+            activations=self._alone,
+            form=input_form(gate_up),
+            bias=0 if experts.router_bias is None else constant(experts.router_bias),
+            sigmoid=int(experts.selection_bias is not None),
         )
+        builder.add(score)
         builder.add(
             Choose(
                 row_set,
@@ -553,6 +554,9 @@ class ExpertsPlanner:
             bias=self._gate_up_bias(experts),
         )
         builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups, bias=experts.down_bias)
+        if experts.shared_gate is not None:
+            gate = score._replace(weights=constant(experts.shared_gate), experts=1, scores=self._gates, sigmoid=1)
+            builder.add(gate._replace(norm=0, activations=0, form=0, bias=0))
         builder.add(
             Mix(
                 row_set,
@@ -565,6 +569,7 @@ class ExpertsPlanner:
                 weights=self._weights,
                 chosen=self._chosen,
                 top=experts.top,
+                factors=0 if experts.shared_gate is None else self._gates,
             )
         )
 

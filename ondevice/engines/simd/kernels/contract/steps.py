@@ -371,7 +371,9 @@ class Spread(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """x = norm(x) + norm(sum over a row's experts of weight * output); without norms x = that sum."""
+    """x = norm(x) + norm(sum over a row's experts of weight * output); without norms x = factor * x + that sum, or that
+    sum.
+    """
 
     row_set: int
     x: int
@@ -379,7 +381,7 @@ class Mix(NamedTuple):
     width: int
     eps: int
     weight: int
-    """Address of float32[width], the weight of the norm of x; 0 if x is only written."""
+    """Address of float32[width], the weight of the norm of x; 0 for none."""
     outputs: int
     """Address of float32[rows * top, width], the outputs of the pairs in their sorted order; overwritten."""
     norm: int
@@ -388,6 +390,8 @@ class Mix(NamedTuple):
     chosen: int
     top: int
     """As in `Choose`."""
+    factors: int = 0
+    """Address of float32[rows], the factor of each row of x; 0 with norms, and if x is only written."""
 
 
 # Steps of attention: the choice of keys by lookups, and attention.
