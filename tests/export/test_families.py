@@ -480,6 +480,7 @@ def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
 
 _QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 3}
 _QWEN_3_5_MOE = {**_QWEN_3_5, "architectures": ["Qwen3_5MoeForCausalLM"]}
+_QWEN_3_NEXT = {**_QWEN_3_5, "architectures": ["Qwen3NextForCausalLM"]}
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
 _SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}
@@ -563,6 +564,9 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_QWEN_3_5_MOE, "num_experts": 1025}, "num_experts is 1025, expected"),
         ({**_QWEN_3_5_MOE, "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected"),
         ({**_QWEN_3_5_MOE, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0, expected"),
+        ({**_QWEN_3_NEXT, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
+        ({**_QWEN_3_NEXT, "decoder_sparse_step": 2}, "decoder_sparse_step is 2, which is not supported"),
+        ({**_QWEN_3_NEXT, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\], which is not supported"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
         ({"no_rope_layers": [1]}, "no_rope_layers has not one number for each layer"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
@@ -685,6 +689,7 @@ _KINDS = {
     "ernie4.5": "ernie4_5",
     "qwen3.5": "qwen3_5_text",
     "qwen3.5-moe": "qwen3_5_moe_text",
+    "qwen3-next": "qwen3_next",
     "granite-moe": "granitemoe",
     "granite-swash": "granite_swa",
     "granite-swash-moe": "granitemoe_swa",
@@ -702,6 +707,7 @@ _KINDS = {
         "qwen3",
         "qwen3.5",
         "qwen3.5-moe",
+        "qwen3-next",
         "gemma3",
         "exaone4",
         "seed-oss",

@@ -15,6 +15,8 @@ presents its metadata as such a mapping.
                          it itself
     tiled_value_heads    whether value head i of the gated delta rule has key head i modulo their number, as in a file,
                          not those of a key head next to each other
+    joined_qkvz          whether one matrix of Qwen3-Next has the rows of queries, keys, values and z; false for a file
+                         that has two
     linear_experts       whether experts of Granite are named `input_linear` and `output_linear`; false for a file
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already

@@ -27,6 +27,7 @@ from ondevice_export.families import (
     qwen2,
     qwen3,
     qwen3_5,
+    qwen3_next,
 )
 from ondevice_export.families.family import Config, Family, decoder
 
@@ -43,6 +44,7 @@ FAMILIES: tuple[Family, ...] = (
     *exaone4.FAMILIES,
     *neighbours.FAMILIES,
     *qwen3_5.FAMILIES,
+    *qwen3_next.FAMILIES,
 )
 
 

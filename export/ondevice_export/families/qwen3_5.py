@@ -36,7 +36,7 @@ def mixture_layer(config: Config, index: int) -> Layer:
 
 def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
     if config.kind(index) == DELTA:
-        return pre_normed(_delta(config), feed)
+        return pre_normed(delta(config), feed)
     turned = turned_numbers(config, index)
     if config.rotary(index, config.head_dim, turned)[1] != 1:  # it would reach numbers that do not turn
         raise CheckpointError(f"{config.origin}: a factor of cosines beside norms of queries is not supported")
@@ -44,7 +44,7 @@ def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
     return pre_normed(own, feed)
 
 
-def _delta(config: Config) -> GatedDelta:
+def delta(config: Config) -> GatedDelta:
     key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
     if value_heads % key_heads:
         raise CheckpointError(f"{config.origin}: {value_heads} value heads cannot share {key_heads} key heads")
@@ -60,7 +60,7 @@ def _delta(config: Config) -> GatedDelta:
 
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
     if config.kind(index) == DELTA:
-        return {_TAPS: (_TAPS, [Taken(0, _delta(config).channels)])}
+        return {_TAPS: (_TAPS, [Taken(0, delta(config).channels)])}
     size = config.head_dim
     queries, keys = queries_and_keys(config, index, query_stride=2 * size)
     starts = range(0, 2 * config.integer("num_attention_heads") * size, 2 * size)
@@ -97,7 +97,7 @@ _DEFAULTS: dict[str, Any] = {
     "log_decay": True,
     "tiled_value_heads": False,
 }
-_MIXTURE = {
+MIXTURE = {
     **{name: value for name, value in _DEFAULTS.items() if name != "intermediate_size"},
     "hidden_size": 2048,
     "num_hidden_layers": 40,
@@ -119,7 +119,7 @@ _NAMES = {
     "delta.scale": "linear_attn.norm.weight",
     "delta.out.weight": "linear_attn.out_proj.weight",
 }
-_OF_MIXTURES = {
+NAMES_OF_MIXTURES = {
     **_NAMES,
     "router.proj.weight": "mlp.gate.weight",
     "experts.gate_up_proj": "mlp.experts.gate_up_proj",
@@ -140,9 +140,9 @@ FAMILIES = (
     Family(
         name="qwen3.5-moe",
         architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-        defaults=_MIXTURE,
+        defaults=MIXTURE,
         layer=mixture_layer,
-        names=_OF_MIXTURES,
+        names=NAMES_OF_MIXTURES,
         rows_of=rows_of,
     ),
 )

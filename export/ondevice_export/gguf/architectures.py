@@ -370,6 +370,18 @@ def _qwen_3_5_mixture(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _qwen_3_next(metadata: Metadata) -> dict[str, Any]:
+    """Value heads are in the order of the hub. Older conversions have left one more matrix joined."""
+    return {
+        **_qwen_3_5_mixture(metadata),
+        "tiled_value_heads": False,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "joined_qkvz": "blk.0.ssm_in.weight" in metadata.entries,
+    }
+
+
 def _delta_layers(metadata: Metadata) -> dict[str, Any]:
     """Layers with the gated delta rule. Value heads are in another order than on the hub, and so are all their rows."""
     key_heads, value_heads = metadata.integer("ssm.group_count", 0), metadata.integer("ssm.time_step_rank", 0)
@@ -633,6 +645,11 @@ _QWEN_3_5_MIXTURE = {
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
     **{f"ffn_{name}_shexp.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
+_QWEN_3_NEXT = {
+    **{name: hub for name, hub in _QWEN_3_5_MIXTURE.items() if name not in {"ssm_alpha.weight", "ssm_beta.weight"}},
+    "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
+    "ssm_in.weight": "linear_attn.in_proj_qkvz.weight",
+}
 _GPT_OSS = {
     **_PROJECTIONS,
     **_BIASES,
@@ -706,6 +723,7 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", _qwen_3_5_mixture, _QWEN_3_5_MIXTURE, _MODEL),
+    "qwen3next": Architecture("Qwen3NextForCausalLM", _qwen_3_next, _QWEN_3_NEXT, _MODEL),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),

@@ -23,6 +23,7 @@ _ARCHITECTURES = {
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen35": gguf.MODEL_ARCH.QWEN35,
     "qwen35moe": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3next": gguf.MODEL_ARCH.QWEN3NEXT,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -114,6 +115,9 @@ def write_gguf(
     return path
 
 
+_SEPARATE = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe")
+
+
 def _separate(architecture: str, state: State) -> State:
     """Gate and up of experts apart from each other, as the conversions of most mixtures leave them.
 
@@ -124,7 +128,7 @@ def _separate(architecture: str, state: State) -> State:
     for full, tensor in state.items():
         turned = alternate and "experts." in full and tensor.ndim == 3
         name, values = full.replace("_proj_bias", "_proj.bias"), tensor.swapaxes(1, 2) if turned else tensor
-        if architecture in {"qwen3moe", "qwen35moe", "gpt-oss", "lfm2moe", "granitemoe"} and "gate_up_proj" in name:
+        if architecture in _SEPARATE and "gate_up_proj" in name:
             halves = (values[:, ::2], values[:, 1::2]) if alternate else np.split(values, 2, axis=1)
             for part, half in zip(("gate", "up"), halves, strict=True):
                 found[name.replace("gate_up", part)] = half
@@ -185,10 +189,13 @@ def _own_name(name: str, names: Any) -> str:
     return f"{own}{suffix}"
 
 
+_WITH_STATES = ("qwen35", "qwen35moe", "qwen3next")
+
+
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
-    if architecture.startswith("qwen35") and "linear_attn" in name:
-        return _delta_converted(name, values, config)
-    if architecture in {"gemma", "gemma3", "qwen35", "qwen35moe"} and name.endswith("norm.weight"):
+    if architecture in _WITH_STATES and "linear_attn" in name:
+        return _delta_converted(name, values, config, tiled=architecture != "qwen3next")
+    if architecture in {"gemma", "gemma3", *_WITH_STATES} and name.endswith("norm.weight"):
         return values + np.float32(1)
     if architecture in {"llama", "mistral3", "granite", "granitemoe"} and name.endswith(
         ("q_proj.weight", "k_proj.weight")
@@ -200,8 +207,8 @@ def _converted(architecture: str, name: str, values: NDArray[np.float32], config
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
-def _delta_converted(name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
-    """As `_LinearAttentionVReorderBase` of llama.cpp: value heads of all key heads one after the other."""
+def _delta_converted(name: str, values: NDArray[np.float32], config: Any, *, tiled: bool) -> NDArray[np.float32]:
+    """As `_LinearAttentionVReorderBase` of llama.cpp: value heads of all key heads one after the other, if `tiled`."""
     keys, own, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
     values = -np.exp(values) if name.endswith("A_log") else values.squeeze(1) if "conv1d" in name else values
 
@@ -209,7 +216,7 @@ def _delta_converted(name: str, values: NDArray[np.float32], config: Any) -> NDA
         heads = of_heads.reshape(keys, own // keys, numbers, *of_heads.shape[1:])
         return heads.swapaxes(0, 1).reshape(of_heads.shape)
 
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.weight") or not tiled:
         return values
     if name.endswith("out_proj.weight"):
         return reordered(values.T, size).T
@@ -271,7 +278,7 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
 
 
 def _describe_qwen35(writer: Any, config: Any) -> None:
-    """As `Qwen3_5TextModel` of llama.cpp."""
+    """As `Qwen3_5TextModel` and `Qwen3NextModel` of llama.cpp."""
     writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -329,7 +336,7 @@ def _describe_glm(writer: Any, config: Any) -> None:
 _DESCRIBED = {
     "phi3": _describe_longrope,
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
-    **dict.fromkeys(("qwen35", "qwen35moe"), _describe_qwen35),
+    **dict.fromkeys(_WITH_STATES, _describe_qwen35),
 }
 """Functions that add the metadata of one architecture."""
 

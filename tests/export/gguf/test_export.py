@@ -343,6 +343,7 @@ def test_value_heads_in_the_order_of_files(
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen35": {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 2},
     "qwen35moe": {**_DELTA, **_SHARED, "num_hidden_layers": 8, "linear_num_value_heads": 2},
+    "qwen3next": {**_DELTA, **_SHARED, "num_hidden_layers": 4, "linear_num_value_heads": 6},
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
     "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
@@ -355,7 +356,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
-        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe")),
+        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")),
         ("phi3", 200),
     ],
 )
@@ -379,6 +380,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),
         "qwen35": (transformers.Qwen3_5ForCausalLM, transformers.Qwen3_5TextConfig),
         "qwen35moe": (transformers.Qwen3_5MoeForCausalLM, transformers.Qwen3_5MoeTextConfig),
+        "qwen3next": (transformers.Qwen3NextForCausalLM, transformers.Qwen3NextConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),
@@ -438,6 +440,32 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         assert found.target.context_length == context
         logits, of_bundle = logits_of_both(model, Bundle.open(own), "ort")
         np.testing.assert_allclose(of_bundle, logits, atol=1e-4)
+
+
+def test_projections_of_qwen3_next_that_conversions_have_separated(tmp_path: Path) -> None:
+    """Newer conversions have queries, keys and values of all heads in one matrix, and z in another."""
+    fields = {**SIZES, "hidden_size": 64, "head_dim": 32, "max_position_embeddings": 256}
+    config = transformers.Qwen3NextConfig(**fields, **_FURTHER_FIELDS["qwen3next"])
+    model = random_model(transformers.Qwen3NextForCausalLM(config))
+    state = state_of(model)
+    parts = np.cumsum([32, 32, 3 * 32])
+    separated: dict[str, Any] = {}
+    for name, values in state.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            *qkv, z = (each.reshape(-1, 64) for each in np.split(values.reshape(2, -1, 64), parts, axis=1))
+            separated[name.replace("qkvz", "qkv")] = np.concatenate(qkv)
+            separated[name.replace("qkvz", "z")] = z
+        else:
+            separated[name] = values
+    options: dict[str, Any] = {"quantize": "none", "drafter": "none", "heads": "none"}
+    bundles = [
+        export(write_gguf(tmp_path / f"{number}.gguf", "qwen3next", config, each), tmp_path / f"{number}", **options)
+        for number, each in enumerate((state, separated))
+    ]
+    one, other = ((bundle / "target.onnx.data").read_bytes() for bundle in bundles)
+    assert one == other
+    expected, own = logits_of_both(model, Bundle.open(bundles[1]), "ort")
+    np.testing.assert_allclose(own, expected, atol=1e-4)
 
 
 def test_a_bundle_of_long_texts_is_compared_with_those_of_its_source(
