@@ -564,6 +564,10 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_QWEN_3_5_MOE, "num_experts": 1025}, "num_experts is 1025, expected"),
         ({**_QWEN_3_5_MOE, "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected"),
         ({**_QWEN_3_5_MOE, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0, expected"),
+        (
+            {**_QWEN_3_NEXT, "linear_num_key_heads": 1 << 30, "linear_num_value_heads": 1 << 30},
+            "is 1073741824, expected",
+        ),
         ({**_QWEN_3_NEXT, "norm_topk_prob": False}, "norm_topk_prob is False, which is not supported"),
         ({**_QWEN_3_NEXT, "decoder_sparse_step": 2}, "decoder_sparse_step is 2, which is not supported"),
         ({**_QWEN_3_NEXT, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\], which is not supported"),

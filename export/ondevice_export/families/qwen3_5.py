@@ -16,7 +16,16 @@ from ondevice.bundle_format.tensor_table import DELTA_GATES, DELTA_TAPS
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import DELTA
 from ondevice_export.checkpoint.stacks import Taken
-from ondevice_export.families.family import Config, Family, RowsOf, attention, experts, feed_forward, pre_normed
+from ondevice_export.families.family import (
+    MAX_HEADS,
+    Config,
+    Family,
+    RowsOf,
+    attention,
+    experts,
+    feed_forward,
+    pre_normed,
+)
 from ondevice_export.families.llama import NAMES
 from ondevice_export.families.rows import queries_and_keys, turned_numbers
 
@@ -45,7 +54,8 @@ def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
 
 
 def delta(config: Config) -> GatedDelta:
-    key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    key_heads = config.integer("linear_num_key_heads", maximum=MAX_HEADS)
+    value_heads = config.integer("linear_num_value_heads")
     if value_heads % key_heads:
         raise CheckpointError(f"{config.origin}: {value_heads} value heads cannot share {key_heads} key heads")
     return GatedDelta(
