@@ -1,7 +1,7 @@
 """How to read replies of published models: response templates for checkpoints that have none of their own.
 
-A template is chosen by the tokenizer's control tokens, in the order of `TEMPLATES`. `ondevice.text.reply_parser` says
-what its fields mean.
+A template is chosen by the tokenizer's control tokens, and where several models have the same by the chat template, in
+the order of `TEMPLATES`. `ondevice.text.reply_parser` says what its fields mean.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from ondevice.text.tokenizer import Tokenizer
 
 
 class Known(NamedTuple):
-    """A response template, and the control tokens that a tokenizer needs for it."""
+    """A response template, the control tokens that a tokenizer needs for it, and a text that the chat template has."""
 
     needed: tuple[str, ...]
     template: Mapping[str, Any]
+    written: str = ""
 
 
 GEMMA_4: dict[str, Any] = {
@@ -187,9 +188,133 @@ _HARMONY: dict[str, Any] = {
 thoughts; with a recipient, ` to=functions.NAME` before or behind the channel, a call; any other, text for the user.
 """
 
+_SEED_OSS: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<seed:bos>assistant\n",
+    "fields": {
+        "reasoning_content": {
+            "open": ["<seed:think>", "<seed:think><seed:cot_budget_reflect>"],
+            "close": ["</seed:think>", "</seed:cot_budget_reflect></seed:think>"],
+            "content": "text",
+        },
+        "tool_calls": {
+            **_QWEN_2["fields"]["tool_calls"],
+            "open": "<seed:tool_call>",
+            "close": "</seed:tool_call>",
+        },
+        "content": {"close": ["<seed:eos>"], "content": "text"},
+    },
+}
+"""Seed-OSS. In its thoughts it says, between marks, how much of its budget is left."""
+
+_EXAONE_4 = {
+    **_QWEN_3,
+    "start_anchor": "[|assistant|]\n",
+    "fields": {**_QWEN_3["fields"], "content": {"close": ["[|endofturn|]"], "content": "text"}},
+}
+
+_GRANITE_4 = {
+    **_QWEN_3,
+    "start_anchor": "<|start_of_role|>assistant<|end_of_role|>",
+    "fields": {**_QWEN_3["fields"], "content": {"close": ["<|end_of_text|>"], "content": "text"}},
+}
+
+_GRANITE_3: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor_pattern": r"<\|start_of_role\|>assistant[^<\|end_of_role\|>]*<\|end_of_role\|>",
+    "fields": {
+        "tool_calls": {**_MISTRAL_3["fields"]["tool_calls"], "open": "<|tool_call|>"},
+        "content": {"close": ["<|end_of_text|>"], "content": "text"},
+    },
+}
+"""Granite 3.0 to 3.3: all calls are one list, to the end of the reply. Behind the role, prompts may ask for citations
+or for a length.
+"""
+
+_GRANITE_32 = {
+    **_GRANITE_3,
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": "Here(?: is|'s) my thought process:",
+            "close_pattern": "Here(?: is|'s) my response:",
+            "content": "text",
+        },
+        **_GRANITE_3["fields"],
+    },
+}
+"""Both spellings are those of vLLM's parser."""
+
+_GRANITE_33 = {
+    **_GRANITE_3,
+    "fields": {
+        "reasoning_content": {
+            "open": "<think>",
+            "close_pattern": r"</think>(?:\s*<response>|)",
+            "content": "text",
+        },
+        **_GRANITE_3["fields"],
+        "content": {"close_pattern": r"(?:</response>\s*|)<\|end_of_text\|>", "content": "text"},
+    },
+}
+"""Letters enclose thoughts, and the answer behind them."""
+
+_BEHIND_GLM = ["<|user|>", "<|observation|>", "<|endoftext|>", "<|assistant|>"]
+
+_GLM_4: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": {"open_pattern": r"\n?<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"(?P<name>[\w.-]+) ?\n",
+            "close": _BEHIND_GLM,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"open": "\n", "close": _BEHIND_GLM, "repeats": True, "join": "\n\n", "content": "text"},
+    },
+}
+"""GLM-4-0414 and GLM-Z1, GLM-4-9B and GLM-Edge. What stands before the first line break tells the kind of a message:
+the name of a function, whose arguments follow, or nothing. GLM-Z1 thinks first, which its prompts begin.
+"""
+
+_BEHIND_CLOVA = r"(?:<\|im_end\|>|<\|endofturn\|>|<\|stop\|>)\n?"
+
+_HYPERCLOVA: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant",
+    "fields": {
+        "reasoning_content": {
+            "open": "/think\n",
+            "close_pattern": _BEHIND_CLOVA,
+            "repeats": True,
+            "join": "\n\n",
+            "content": "text",
+        },
+        "tool_calls": {
+            **_MISTRAL_3["fields"]["tool_calls"],
+            "open": " -> tool/function_call\n",
+            "close_pattern": _BEHIND_CLOVA,
+            "repeats": True,
+        },
+        "content": {
+            "open": "\n",
+            "close_pattern": _BEHIND_CLOVA,
+            "repeats": True,
+            "join": "\n\n",
+            "content": "text",
+        },
+    },
+}
+"""HyperCLOVA X SEED Think 14B, whose replies are several messages: thoughts, an answer and a list of calls, told by
+what stands behind the role.
+"""
+
 TEMPLATES = (
     Known(("<|start|>", "<|channel|>", "<|message|>", "<|call|>"), _HARMONY),
     Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
+    Known(("<|im_start|>", "<|im_end|>", "<|endofturn|>", "<|stop|>"), _HYPERCLOVA),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
     Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),
     Known(("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"), _LFM_2),
@@ -198,10 +323,22 @@ TEMPLATES = (
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"), _MISTRAL_THINKING),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"), _MISTRAL_11),
     Known(("[INST]", "[/INST]", "[TOOL_CALLS]"), _MISTRAL_3),
+    Known(("<seed:bos>", "<seed:eos>", "<seed:think>", "<seed:tool_call>"), _SEED_OSS),
+    Known(("[|assistant|]", "[|endofturn|]", "[|tool|]"), _EXAONE_4),
+    Known(("<|start_of_role|>", "<|end_of_role|>", "<tool_call>"), _GRANITE_4),
+    Known(("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"), _GRANITE_32, "Here is my thought process:"),
+    Known(("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"), _GRANITE_33, "<response></response>"),
+    Known(("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"), _GRANITE_3),
+    Known(("[gMASK]", "<|user|>", "<|assistant|>", "<|observation|>"), _GLM_4),
 )
 
 
-def known_template(tokenizer: Tokenizer) -> Mapping[str, Any] | None:
-    """The template for a tokenizer's control tokens; None if its replies are plain text."""
+def known_template(tokenizer: Tokenizer, chat_template: str = "") -> Mapping[str, Any] | None:
+    """The template for a tokenizer's control tokens; None if its replies are plain text.
+
+    Args:
+        chat_template: its source, for models whose control tokens are the same.
+    """
     texts = set(tokenizer.control_texts.values())
-    return next((known.template for known in TEMPLATES if texts.issuperset(known.needed)), None)
+    fits = (each for each in TEMPLATES if texts.issuperset(each.needed) and each.written in chat_template)
+    return next((known.template for known in fits), None)

@@ -107,19 +107,25 @@ def special_tokens(source: Path) -> dict[str, str | None]:
     return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}
 
 
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|observation|>")
 """Tokens that end a turn of a chat in the templates of published models."""
+
+_BEHIND_MESSAGES = "<|endofturn|>"
 
 
 def turn_ends(source: Path, tokenizer: Tokenizer | None) -> list[int]:
     """Ids of the tokens that end a turn in the checkpoint's chat template.
 
     Some checkpoints name the end of a text only in `eos_token_id`, and a reply would go on with a turn of the user.
+    Where a token for the end of a turn stands behind that of a message, as HyperCLOVA X's, the latter ends none.
     """
     template = _template(source)
     if template is None or tokenizer is None:
         return []
-    return [number for number, text in tokenizer.control_texts.items() if text in TURN_ENDS and text in template]
+    ends = set(TURN_ENDS)
+    if _BEHIND_MESSAGES in tokenizer.control_texts.values():
+        ends.discard("<|im_end|>")
+    return [number for number, text in tokenizer.control_texts.items() if text in ends and text in template]
 
 
 def _template(source: Path) -> str | None:
@@ -170,7 +176,7 @@ def _write_response_template(source: Path, bundle: Path, note: Note) -> None:
         return
     path = source / "tokenizer_config.json"
     template = read_json(path).get("response_template") if path.is_file() else None
-    template = known_template(tokenizer) if template is None else template
+    template = known_template(tokenizer, _template(source) or "") if template is None else template
     if template is None:
         return
     try:

@@ -4,7 +4,9 @@ Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object betwee
 template says so, `tagged_calls`; Llama 3 nothing but a JSON object. Mistral writes a list of such objects behind a
 control token, and its models since 2025 the name and the arguments of each call behind one of their own. gpt-oss writes
 one call as a message of its own, which ends a reply. LFM2 writes a list between two control tokens, of calls as in
-Python, `python_calls`.
+Python, `python_calls`. Granite 3 writes a list of objects as Mistral does, Granite 4 objects as Qwen does, and EXAONE 4
+the same without line breaks; Seed-OSS writes `tagged_calls`, and GLM-4 a name in front of the first line break and the
+arguments behind it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from typing import Any, NamedTuple
 from ondevice.grammar.gemma_calls import CALL, CallTokens, GemmaCalls
 from ondevice.grammar.python_calls import PythonCalls
 from ondevice.grammar.response_format import SPACING, lenient, quoted
-from ondevice.grammar.tagged_calls import TaggedCalls
+from ondevice.grammar.tagged_calls import InlineTaggedCalls, TaggedCalls
 
 _QWEN = "<tool_call>", "</tool_call>"
 _MISTRAL, _ARGUMENTS = ("[INST]", "[TOOL_CALLS]"), "[ARGS]"
 _LLAMA = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
 _LFM = "<|tool_call_start|>", "<|tool_call_end|>"
 _HARMONY = "<|channel|>", "<|constrain|>", "<|message|>"
+_EXAONE = ("[|tool|]", *_QWEN)
+_SEED = "<seed:tool_call>", "</seed:tool_call>"
+_GRANITE_3 = "<|start_of_role|>", "<|tool_call|>"
+_GLM = "[gMASK]", "<|assistant|>", "<|observation|>"
+_OPENINGS = CALL[0], _QWEN[0], _MISTRAL[1], _LFM[0], _SEED[0], _GRANITE_3[1]
 
 
 class CallForm(NamedTuple):
@@ -40,7 +47,7 @@ class CallForm(NamedTuple):
 
 def call_opening(control_ids: Mapping[str, int]) -> int | None:
     """The control token that opens a call; None if calls begin with none, or the model makes none."""
-    return next((control_ids[text] for text in (CALL[0], _QWEN[0], _MISTRAL[1], _LFM[0]) if text in control_ids), None)
+    return next((control_ids[text] for text in _OPENINGS if text in control_ids), None)
 
 
 def call_form(
@@ -78,6 +85,17 @@ def _tagged(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) 
     return CallForm(f'{opening} "\\n" {rules.start} {closing}', 'call ("\\n" call)*', rules.text)
 
 
+def _exaone(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
+    return CallForm(_json_calls(tools, "arguments", opening, closing), 'call ("\\n" call)*', "")
+
+
+def _seed(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    opening, closing = (f"<[{control_ids[text]}]>" for text in _SEED)
+    rules = InlineTaggedCalls(tools)
+    return CallForm(f'{opening} "\\n" {rules.start} {closing}', 'call ("\\n" call)*', rules.text)
+
+
 def _llama(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
     return CallForm(_json_calls(tools, "parameters", "", ""), "call", "")
 
@@ -87,7 +105,16 @@ def _mistral(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]])
     if _ARGUMENTS in control_ids:
         calls = [f"{opening} {quoted(name)} <[{control_ids[_ARGUMENTS]}]> {held}" for name, held in _arguments(tools)]
         return CallForm(" | ".join(calls), "call+", "")
-    begun, listed = f'{opening} " "? "["', f"listed: {_json_calls(tools, 'arguments', '', '')}"
+    return _listed(tools, f'{opening} " "?')
+
+
+def _granite_3(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    return _listed(tools, f"<[{control_ids[_GRANITE_3[1]]}]>")
+
+
+def _listed(tools: Iterable[Mapping[str, Any]], opening: str) -> CallForm:
+    """A list of JSON objects behind a Lark expression."""
+    begun, listed = f'{opening} "["', f"listed: {_json_calls(tools, 'arguments', '', '')}"
     return CallForm(f'{begun} listed "]"', f'{begun} listed (", " listed)* "]"', listed)
 
 
@@ -121,6 +148,11 @@ def _harmony(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]])
     return CallForm(" | ".join(calls), "call", "")
 
 
+def _glm(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    calls = (f'{quoted(name)} "\\n" {held}' for name, held in _arguments(tools))
+    return CallForm(" | ".join(calls), "call", "")
+
+
 def _arguments(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """The name of each function, and a Lark expression of its arguments as a JSON object."""
     for function in (tool["function"] for tool in tools):
@@ -131,10 +163,14 @@ def _arguments(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 _FORMS: tuple[tuple[Sequence[str], Callable[[Mapping[str, int], Iterable[Mapping[str, Any]]], CallForm]], ...] = (
     (CALL, _gemma),
+    (_EXAONE, _exaone),
     (_QWEN, _qwen),
     (_LLAMA, _llama),
     (_MISTRAL, _mistral),
     (_LFM, _lfm),
     (_HARMONY, _harmony),
+    (_SEED, _seed),
+    (_GRANITE_3, _granite_3),
+    (_GLM, _glm),
 )
 """The control tokens of each form, and the function that writes it."""

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
+MOST_BEHIND = 16
+"""Tokens at a prompt's end in which the letters that begin thoughts are looked for."""
+
+
 class Compiler:
     """Compiles the grammars of one model.
 
@@ -71,7 +75,7 @@ class Compiler:
                 token.
             MissingDependencyError: llguidance is not installed.
         """
-        parts = Parts.of(self._control_ids, self._end_ids, prompt_ids, thinks)
+        parts = Parts.of(self._control_ids, self._end_ids, prompt_ids, thinks, self._tail(prompt_ids))
         grammar = reply_grammar(answer, choice, parts, self._control_ids, self._end_ids, tags=self._tags)
         if grammar is None:
             return None
@@ -85,6 +89,17 @@ class Compiler:
                 raise
             raise UsageError("this model is closed: load it again") from error
         return Matcher(coming.result, len(prompt_ids), self._vocab_size)
+
+    def _tail(self, prompt_ids: Sequence[int]) -> str:
+        """Text of the prompt behind its last control token, or as much as may begin thoughts."""
+        if self._vocabulary is None:
+            return ""
+        controls, last = set(self._control_ids.values()), list[int]()
+        for token in prompt_ids[: -MOST_BEHIND - 1 : -1]:
+            if token in controls:
+                break
+            last.insert(0, token)
+        return self._vocabulary.tokenizer.decode([token for token in last if token >= 0])
 
     def forbidden(self, choice: ToolChoice) -> list[int]:
         """Tokens that the reply must not contain: the opening of a call, if `choice` forbids calls."""

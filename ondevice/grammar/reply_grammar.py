@@ -35,15 +35,22 @@ _MARKS = (
     Marks("<|channel>", "<channel|>"),
     Marks("<think>", "</think>", "\n\n"),
     Marks("[THINK]", "[/THINK]"),
+    Marks("<seed:think>", "</seed:think>", "\n"),
     Marks(
         "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
         "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
     ),
 )  # fmt: skip
-"""Marks of Gemma 4, Qwen3, Magistral and gpt-oss."""
+"""Marks of Gemma 4, Qwen3 (also EXAONE 4's and Granite 4's), Magistral, Seed-OSS and gpt-oss."""
 
-_CONTROL = re.compile(r"(<\|?/?\w+\|?>|\[/?\w+\])")
+_CONTROL = re.compile(r"(<\|?/?[\w:]+\|?>|\[/?\w+\])")
 """A control token in marks."""
+
+_SPELLED = r"/(?s:.*)<\/think>/"
+"""Thoughts that letters enclose, behind their opening."""
+
+_BEFORE_ANSWER = "<|assistant|>", "<|observation|>"
+"""Control tokens of models whose answers begin with a line break, GLM-4's and GLM-Z1's; the former begins a message."""
 
 CALLING = ("auto", "required", "one")
 
@@ -66,15 +73,25 @@ class Parts:
 
     @classmethod
     def of(
-        cls, control_ids: Mapping[str, int], end_ids: Iterable[int], prompt_ids: Sequence[int], thinks: bool | None
+        cls,
+        control_ids: Mapping[str, int],
+        end_ids: Iterable[int],
+        prompt_ids: Sequence[int],
+        thinks: bool | None,
+        tail: str = "",
     ) -> Parts:
         """
         Args:
             end_ids: tokens that end a reply.
             thinks: whether the reply may begin with thoughts. None: only a reply of messages may, whose model has no
                 other way.
+            tail: text of the prompt behind its last control token.
         """
         marks = next((each for each in _MARKS if control_ids.keys() >= set(_CONTROL.findall("".join(each)))), None)
+        if marks is None and control_ids.keys() >= set(_BEFORE_ANSWER):
+            begun = tail.strip() == "<think>"
+            opened = begun or (not tail and prompt_ids[-1:] == [control_ids[_BEFORE_ANSWER[0]]])
+            return cls("thought" if begun else "", '"\\n"' if opened else "")
         if marks is None:
             return cls()
         opening, after, answer, remark = (
@@ -129,6 +146,8 @@ def reply_grammar(
     said, rules = "answer", []
     if answer is not None or any_answer:
         rules += [f"answer: {parts.answer} {parts.text if any_answer else '@answer'}"]
+    if parts.thoughts == "thought":
+        rules += [f"thought[lazy]: {_SPELLED}"]
     if calling:
         check_tools(choice.tools)
         try:
@@ -138,7 +157,8 @@ def reply_grammar(
         if form is None:
             raise UsageError(
                 "holding a reply to its tools (`tool_choice`, `strict`) needs a model that calls functions as Gemma 4, "
-                "Qwen, Llama 3 or Mistral does, or gpt-oss or LFM2: this tokenizer has none of their control tokens"
+                "Qwen, Llama 3 or Mistral does, or gpt-oss, LFM2, Granite, EXAONE 4, Seed-OSS or GLM-4: this tokenizer "
+                "has none of their control tokens"
             )
         rules += [f"call: {form.call}", form.rules]
         said = {"auto": f"answer | {form.several}", "required": form.several, "one": "call"}[choice.kind]

@@ -1,4 +1,4 @@
-"""The spelling of tool calls between tags, which Qwen3-Coder and Qwen3.5 write."""
+"""The spelling of tool calls between tags, which Qwen3-Coder and Qwen3.5 write, and Seed-OSS in fewer lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from ondevice.grammar.call_rules import JSON_OBJECT, WORD, Brackets, CallRules, 
 from ondevice.grammar.response_format import pattern, quoted
 from ondevice.text.declared import Schema, kinds, options
 from ondevice.text.tagged_calls import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
-
-_END = f"\n{PARAMETER_END}\n"
 
 _OTHER = "|".join(
     f"{PARAMETER_END[1:length]}(?:[^<{PARAMETER_END[length]}][^<]*)?" for length in range(1, len(PARAMETER_END))
@@ -37,6 +35,10 @@ class TaggedCalls(CallRules):
     objects = JSON_OBJECT
     comma = ", "
     words: ClassVar[Mapping[str, str]] = {word: quoted(word) for word in _WORDS}
+    end: ClassVar[str] = f"\n{PARAMETER_END}\n"
+    """Text behind a value."""
+    plain: ClassVar[str] = _UNENDED
+    """Pattern of the texts that a string may be."""
 
     def called(self, name: str, arguments: str) -> str:
         opening, closing = quoted(f"{FUNCTION}{name}>\n"), quoted(f"{FUNCTION_END}\n")
@@ -75,7 +77,8 @@ class TaggedCalls(CallRules):
         words: list[Any] = [None] if schema.get("nullable") else []
         if isinstance(values, list) and values:
             words += [each for each in values if not isinstance(each, list | Mapping)]
-            yield from (f"{self._literal(each)} {quoted(_END)}" for each in values if isinstance(each, list | Mapping))
+            others = (self._literal(each) for each in values if isinstance(each, list | Mapping))
+            yield from (f"{each} {quoted(self.end)}" for each in others)
         elif several := options(schema):
             yield from map(self._argument, several)
         else:
@@ -83,11 +86,21 @@ class TaggedCalls(CallRules):
                 words += _SINGLE.get(kind, ())
                 if kind in ("", "string"):  # one terminal with the tag: the lexer reads the longest text
                     text = texts(schema if kind else {})
-                    yield self.rule(f"({text} & {_UNENDED}) {quoted(_END)}", "T")
+                    yield self.rule(f"({text} & {self.plain}) {quoted(self.end)}", "T")
                 elif kind not in _SINGLE:
-                    yield f"{self._typed(kind, schema)} {quoted(_END)}"
+                    yield f"{self._typed(kind, schema)} {quoted(self.end)}"
         if words:
-            yield self.rule(" | ".join(quoted(each + _END) for word in words for each in _written(word)), "T")
+            yield self.rule(" | ".join(quoted(each + self.end) for word in words for each in _written(word)), "T")
+
+
+class InlineTaggedCalls(TaggedCalls):
+    """The same with a value between its tags in one line. A string does not begin with a line break, which would be
+    read as one of the format.
+    """
+
+    arguments = Brackets("", "", lambda name: quoted(f"{PARAMETER}{name}>"), f'"{PARAMETER}" {WORD} ">"')
+    end = f"{PARAMETER_END}\n"
+    plain = rf"{_UNENDED} & /(?s:[^\n].*)?/"
 
 
 def _written(value: Any) -> Sequence[str]:

@@ -7,6 +7,7 @@ methods belong to one event loop; loading runs in other threads.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,10 @@ from ondevice.errors import UsageError, near, shown
 from ondevice.model import CACHE_BYTES, MEDIA_CACHE_BYTES, Model
 from ondevice.progress import OnPrepare
 from ondevice.server.requests import RequestError
-from ondevice.text.messages import EFFORT, THINKING
+from ondevice.text.messages import BUDGET, EFFORT, THINKING, THINKING_TOO
+
+THINKS = re.compile(rf"{THINKING}|{EFFORT}|{BUDGET}|\bif {THINKING_TOO}\b")
+"""A template's variable for thoughts."""
 
 LATEST = ":latest"
 """Ollama's clients write it behind the name of a model without a tag."""
@@ -207,7 +211,7 @@ class ModelManager:
             "completion": self.bundle.file(TOKENIZER) is not None,
             "chat": path is not None,
             "tools": "tools" in template,
-            "thinking": THINKING in template or EFFORT in template,
+            "thinking": THINKS.search(template) is not None,
             "vision": manifest.vision is not None,
             "audio": manifest.audio is not None,
         }

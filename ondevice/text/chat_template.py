@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
-from ondevice.text.messages import DEVELOPER, EFFORT, READ_THOUGHTS, ROLES, SYSTEM_ROLES, THINKING, Message
+from ondevice.text.messages import (
+    BUDGET,
+    DEVELOPER,
+    EFFORT,
+    READ_THOUGHTS,
+    ROLES,
+    SYSTEM_ROLES,
+    THINKING,
+    THINKING_TOO,
+    Message,
+)
 from ondevice.text.tagged_calls import FUNCTION
 
 PART = {"type": "text", "text": "xyz"}
@@ -32,6 +42,30 @@ CALL_STYLES: tuple[CallStyle, ...] = ((None, {"x": "x"}), (None, '{"x": "x"}'), 
 """A template is given the first that it takes without printing Python's repr: some join arguments as a text, and
 some write calls only where there is no content.
 """
+
+
+class CallRoles(NamedTuple):
+    """How a template without `tool_calls` is told of calls and results: as messages with roles of their own.
+
+    known : a text by which a template shows that it knows them
+    call, result : roles
+    opening : text in front of the calls
+    each : whether a message is one call, its name the field `metadata`; else it is a list of all
+    """
+
+    known: str
+    call: str
+    result: str
+    opening: str = ""
+    each: bool = False
+
+
+CALL_ROLES = (
+    CallRoles("assistant_tool_call", "assistant_tool_call", "tool_response"),
+    CallRoles("metadata", "assistant", "observation", each=True),
+    CallRoles("<|tool_call|>", "assistant", "tool_response", opening="<|tool_call|>"),
+)
+"""Granite 3.0's, GLM-4's, and those of Granite 3.1 to 3.3, whose templates write any role."""
 
 
 class ChatTemplate:
@@ -75,6 +109,9 @@ class ChatTemplate:
             PromptError: the template refuses the messages, or exceeds a limit.
             BundleCorruptError: the template is not Jinja.
         """
+        if any(each.get("tool_calls") or each["role"] == "tool" for each in messages) and self._call_roles is not None:
+            single = _with_single_calls(messages) if self._call_roles.each else messages
+            messages = [*_with_roles(single, self._call_roles)]
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and self._takes_single_calls_only:
             messages = _with_single_calls(messages)
         if any(each["role"] == DEVELOPER for each in messages) and self._takes_no_developer:
@@ -107,15 +144,20 @@ class ChatTemplate:
         return self._with_calls(message) if message.get("tool_calls") else message
 
     def _understood_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The variables, with an effort for a template that cannot leave thoughts out, and with the descriptions and
-        defaults of functions as it can write them.
+        """The variables, with an effort or a budget for a template that cannot leave thoughts out, whether the model
+        thinks by all names, and with the descriptions and defaults of functions as it can write them.
         """
-        if variables.get(THINKING) is False and EFFORT in self._source and THINKING not in self._source:
-            variables = {EFFORT: "low", **variables}
+        if THINKING in variables and THINKING not in self._source:
+            if variables[THINKING] is False:
+                variables = {EFFORT: "low", BUDGET: 0, **variables}
+            variables = {THINKING_TOO: variables[THINKING], **variables}
         functions = [tool["function"] for tool in variables.get("tools") or ()]
         if any(each.get("description") is None for each in functions) and self._needs_descriptions:
-            described = [{**each, "description": each.get("description") or ""} for each in functions]
-            tools = zip(variables["tools"], described, strict=True)
+            functions = [{**each, "description": each.get("description") or ""} for each in functions]
+        if any("properties" not in (each.get("parameters") or {}) for each in functions) and self._needs_properties:
+            functions = [{**each, "parameters": _with_properties(each.get("parameters"))} for each in functions]
+        if functions:
+            tools = zip(variables["tools"], functions, strict=True)
             variables = {**variables, "tools": [{**tool, "function": function} for tool, function in tools]}
         changed = [_with_texts_as_defaults(tool) for tool in variables.get("tools") or ()]
         if changed != (variables.get("tools") or []) and self._takes_texts_as_defaults_only:
@@ -156,6 +198,20 @@ class ChatTemplate:
             if text is not None and "None" not in text and "{'x'" not in text:
                 return style
         return "", {}
+
+    @cached_property
+    def _call_roles(self) -> CallRoles | None:
+        """The roles of calls and results; None where the template writes calls by itself, or knows no such role."""
+        [asked, called] = _called(self._call_style)
+        call = called["tool_calls"][0]
+        named = {**called, "tool_calls": [{**call, "function": {**call["function"], "name": "xyz"}}]}
+        if "xyz" in (self._tried([asked, named]) or "xyz"):
+            return None
+        for roles in (each for each in CALL_ROLES if each.known in self._source):
+            text = self._tried([asked, *_with_roles([named, {"role": "tool", "content": "abc"}], roles)]) or ""
+            if "xyz" in text and "abc" in text:
+                return roles
+        return None
 
     @cached_property
     def _takes_short_ids_only(self) -> bool:
@@ -203,6 +259,16 @@ class ChatTemplate:
         without, empty = (
             self._tried([ASKED], tools=[{"type": "function", "function": {**DECLARED, **more}}])
             for more in ({}, {"description": ""})
+        )
+        return without is None and empty is not None
+
+    @cached_property
+    def _needs_properties(self) -> bool:
+        """Whether the template refuses a function whose parameters have no list of properties, as Seed-OSS's does."""
+        function = {**DECLARED, "description": ""}
+        without, empty = (
+            self._tried([ASKED], tools=[{"type": "function", "function": {**function, "parameters": parameters}}])
+            for parameters in ({"type": "object"}, DECLARED["parameters"])
         )
         return without is None and empty is not None
 
@@ -266,6 +332,13 @@ def _with_parameter(**schema: Any) -> Mapping[str, Any]:
     return {**DECLARED, "description": "", "parameters": {"type": "object", "properties": {"x": schema}}}
 
 
+def _with_properties(parameters: Any) -> Any:
+    """The schema of parameters with a list of properties."""
+    if parameters is None or isinstance(parameters, Mapping):
+        return {"type": "object", "properties": {}, **(parameters or {})}
+    return parameters
+
+
 def _with_texts_as_defaults(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """The declaration with defaults of enumerations and alternatives as texts of JSON."""
     function = tool["function"]
@@ -300,6 +373,31 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
+
+
+def _with_roles(messages: Sequence[Message], roles: CallRoles) -> Iterator[Message]:
+    """The messages with calls and results as such a template takes them. Text before calls stands in front of their
+    opening, where there is one, or else in a message of its own.
+    """
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        before = message.get("content") or ""
+        if message["role"] == "tool":
+            yield {**message, "role": roles.result}
+            continue
+        if not calls or (before and not (roles.opening and isinstance(before, str))):
+            yield {name: value for name, value in message.items() if name != "tool_calls"}
+            before = ""
+        if roles.each:
+            for each in calls:
+                yield {"role": roles.call, "metadata": each["name"], "content": _json(each.get("arguments") or {})}
+        elif calls:
+            listed = [{"name": each["name"], "arguments": each.get("arguments") or {}} for each in calls]
+            yield {"role": roles.call, "content": f"{before}{roles.opening}{_json(listed)}"}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _with_single_calls(messages: Sequence[Message]) -> list[Message]:

@@ -39,8 +39,11 @@ replies reads as a name. Quotes, braces or control tokens would end the call in 
 OWN = ("messages", "tools", "add_generation_prompt", *SPECIAL_TOKENS, "self")
 """Variables of a template that `template_options` cannot set; `self` is Jinja's name for the template."""
 
-THINKING, EFFORT = "enable_thinking", "reasoning_effort"
-"""Variables of templates: whether the model thinks, and how much."""
+THINKING, EFFORT, BUDGET = "enable_thinking", "reasoning_effort", "thinking_budget"
+"""Variables of templates: whether the model thinks, and how much, in a word or in tokens."""
+
+THINKING_TOO = "thinking"
+"""Another name of the first, in Granite 3.2's and 3.3's templates."""
 
 LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Efforts that the APIs know, and those that models were trained with."""

@@ -146,7 +146,8 @@ class ReplyParser:
             field, delimiter, place = found
             given = given.then(self._inside(text[at : place.start()]))
             given = given.then(self._leave(place[0] if field is None else ""))
-            self._begin(self._template.rest if field is None else field, delimiter)
+            ended = self._field if field is None else None
+            self._begin(self._template.rest if field is None else field, delimiter, ended)
             if field is not None:
                 self._opening = place[0]
                 self._groups = {name: value for name, value in place.groupdict().items() if value}
@@ -161,13 +162,17 @@ class ReplyParser:
             given = given.then(self._inside(self._held))
         return given.then(self._leave(""))
 
-    def _begin(self, field: Field | None, delimiter: Delimiter | None = None) -> None:
+    def _begin(self, field: Field | None, delimiter: Delimiter | None = None, ended: Field | None = None) -> None:
         """Begin a part of a reply behind a delimiter: what a field holds, or None for text that is dropped.
 
         Behind the beginning of a message an answer begins: gpt-oss may leave out the header, as where a system message
-        demands nothing but JSON.
+        demands nothing but JSON. So it does behind thoughts that are no message of their own, as GLM-Z1's.
+
+        Args:
+            ended: the field that the delimiter closed, if it closed one.
         """
-        self._is_header = delimiter is self._template.start and self._template.answer is not None
+        begins = delimiter is self._template.start or (ended is not None and ended.leads)
+        self._is_header = begins and self._template.answer is not None
         field = self._template.answer if self._is_header else field
         self._field, self._part, self._before = field, Trimmed(trims=False), ""
         if field is not None and field.join is not None:
@@ -238,7 +243,8 @@ class ReplyParser:
             ended = self._field.closing.find(body + self._template.ends[:1], 0)
             if ended is not None:
                 body, closing = body[: ended.start()], body[ended.start() :]
-        if closing and self._template.answer is not None:
+        is_spelled = PRIVATE.search(self._opening) is None
+        if closing and self._template.answer is not None and not is_spelled:
             body = body.strip() or "{}"  # gpt-oss may write nothing for a function without parameters
         try:
             return Parsed(tool_calls=self._field.calls(body, self._groups, self._tools))
@@ -246,7 +252,7 @@ class ReplyParser:
             if self._template.answer is None:
                 return Parsed(self._template.written(f"{self._opening}{body}{closing}"))
             self._begin(self._template.answer)
-            return self._inside(body)
+            return self._inside(f"{self._opening}{body}" if is_spelled else body)  # an answer's first line, no header
 
 
 class Trimmed:
@@ -381,6 +387,7 @@ class Field:
     Attributes:
         opening: None for the field of all text that no other field has.
         comes_first: whether it is the beginning of a reply or nothing: thoughts that no control token opens, once.
+        leads: whether it holds thoughts that are opened once, before all else.
         closing: None for a field that goes on to its next opening, or to the end of the reply.
         strip: whether white space at both ends is left out.
         join: text between the parts of a field that is opened several times; None for none, and for parts as they are.
@@ -388,12 +395,13 @@ class Field:
         unquoted_keys: whether keys of JSON may be bare words.
         string_marks: pairs of marks around strings of JSON, in which nothing is escaped.
         transform: the shape of a call, with `{content}` for the value and `{name}` for groups of the opening.
-        transform_each: whether the value is a list of calls.
+        transform_each: whether the value is a list of calls; a single one may stand without a list.
     """
 
     name: str
     opening: Delimiter | None
     comes_first: bool
+    leads: bool
     closing: Delimiter | None
     strip: bool
     join: str | None
@@ -418,10 +426,12 @@ class Field:
             raise ValueError(f"the field {name} holds {kind!r:.99}, which is not understood")
         opening = _delimiter(spec, "open")
         is_spelled = opening is not None and opening.is_spelled
+        leads = name in THOUGHTS and not spec.get("repeats")
         return cls(
             name,
             opening,
-            comes_first=name in THOUGHTS and is_spelled and not spec.get("repeats"),
+            comes_first=leads and is_spelled,
+            leads=leads,
             closing=_delimiter(spec, "close"),
             strip=bool(args.get("strip", True)),
             join=None if spec.get("join") is None else str(spec["join"]),
@@ -451,7 +461,10 @@ class Field:
             value = tagged_calls(text, tools)
         else:
             value = json_value(text, self.string_marks, bare_keys=self.unquoted_keys)
-        scopes = [{**groups, **item} for item in value] if self.transform_each else [{**groups, "content": value}]
+        if not self.transform_each:
+            scopes = [{**groups, "content": value}]
+        else:
+            scopes = [{**groups, **item} for item in (value if isinstance(value, list) else [value])]
         return tuple(_call(_transformed(self.transform, scope)) for scope in scopes)
 
 

@@ -1,6 +1,7 @@
-"""Tool calls between tags, as Qwen3-Coder and Qwen3.5 write them.
+"""Tool calls between tags, as Qwen3-Coder, Qwen3.5 and Seed-OSS write them.
 
-A value is the text between two tags. Nothing in it tells the string "2" from the number 2: the declaration does.
+A value is the text between two tags, of Qwen's in lines of its own. Nothing in it tells the string "2" from the number
+2: the declaration does.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 _OPENED = re.compile(rf"\s*+{FUNCTION}\s*+(?P<name>[\w.-]++)\s*+>\s*+")
-_KEY = re.compile(rf"{PARAMETER}(?P<key>[^>\n]++)>\n?")
+_KEY = re.compile(rf"{PARAMETER}(?P<key>[^>\n]++)>(?P<line>\n?)")
 _VALUE_END = re.compile(
-    rf"\n?{PARAMETER_END}\s*+(?={PARAMETER}[^>\n]++>|{FUNCTION_END}\s*+(?:{FUNCTION}|\Z))"
+    rf"(?P<line>\n?){PARAMETER_END}\s*+(?={PARAMETER}[^>\n]++>|{FUNCTION_END}\s*+(?:{FUNCTION}|\Z))"
 )  # a value may spell the tags itself: only one where the format goes on ends it
 _CLOSED = re.compile(rf"{FUNCTION_END}\s*+")
 
@@ -51,7 +52,10 @@ def tagged_calls(text: str, tools: Iterable[Mapping[str, Any]] = ()) -> list[Any
             if end is None:
                 raise ValueError("a value without an end")
             key = found["key"].strip()
-            arguments[key] = _value(text[found.end() : end.start()], _schema(root, key), root)
+            value = text[found.end() : end.start()]
+            if value and found["line"] != end["line"]:  # at one end alone, a line break belongs to the value
+                value = f"{found['line']}{value}{end['line']}"
+            arguments[key] = _value(value, _schema(root, key), root)
             at = end.end()
         closed = _CLOSED.match(text, at)
         if closed is None:

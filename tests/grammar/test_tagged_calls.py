@@ -14,6 +14,7 @@ from ondevice.grammar.response_format import ToolChoice
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
+from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
 from tests.grammar.walks import (
     compiler,
@@ -28,8 +29,9 @@ from tests.grammar.walks import (
 )
 from tests.text.conversations import CLOCK, WEATHER, call
 from tests.text.templates import LFM_25, QWEN_TAGGED
+from tests.text.templates import SEED_OSS as SEED_TEMPLATE
 from tests.text.test_tagged_calls import block
-from tests.text.tokenizers_made import QWEN, chat_with
+from tests.text.tokenizers_made import QWEN, SEED_OSS, chat_with
 
 TOKENIZER = chat_with([*QWEN, "<eos>"])
 TEMPLATE = ResponseTemplate(known_template(TOKENIZER), TOKENIZER)
@@ -241,3 +243,68 @@ def test_the_chat_template_tells_which_calls_a_model_makes() -> None:
     written = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
     assert allowed(matcher(plain, tool_choice="required", tools=[CLOCK]), written)
     assert not allowed(matcher(plain, tool_choice="required", tools=[CLOCK]), CLOCKS)
+
+
+def seed_block(name: str, **values: str) -> str:
+    written = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+    return f"<seed:tool_call>\n<function={name}>\n{written}</function>\n</seed:tool_call>"
+
+
+@pytest.fixture(scope="module")
+def seed() -> tuple[Tokenizer, Compiler]:
+    tokenizer = chat_with([*SEED_OSS, "<eos>"])
+    return tokenizer, compiler(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, ["", "x\n\n<b>", "x</parameter"], ["\n", "\nx", "x</parameter>y"]),
+        ({"type": "string", "maxLength": 2}, ["x\n", "世x"], ["\nx", "abc"]),
+        ({"type": ["integer", "null"]}, ["1", "None", "null"], ["x", "\n1"]),
+        ({"enum": ["x y", 2, ["z"]]}, ["x y", "2", '["z"]'], ["x", '"x y"']),
+        ({"type": "array", "items": {"type": "string"}}, ['["\\n"]', "[]"], ["['x']", "x"]),
+    ],
+    ids=str,
+)
+def test_seeds_values_stand_in_the_line_of_their_tags(
+    seed: tuple[Tokenizer, Compiler], schema: Any, good: list[str], bad: list[str]
+) -> None:
+    tokenizer, made = seed
+    tool = function({**of(a=schema), "required": ["a"]})
+
+    def is_call(value: str) -> bool:
+        found = matcher(made, tool_choice="required", tools=[tool])
+        return is_whole_reply(tokenizer, found, seed_block("f", a=value))
+
+    assert [each for each in good if not is_call(each)] == []
+    assert [each for each in bad if is_call(each)] == []
+    template = ResponseTemplate(known_template(tokenizer), tokenizer)
+    for each in good:
+        stream = ReplyStream(tokenizer, parser=ReplyParser(template, tools=[tool]))
+        found = stream.feed(ids_of(tokenizer, seed_block("f", a=each))).then(stream.finish())
+        [made_call] = found.tool_calls
+        if schema.get("type") == "string":
+            assert made_call.arguments == {"a": each}
+
+
+def test_whatever_is_drawn_for_seed_is_a_call_that_keeps_to_the_schema(seed: tuple[Tokenizer, Compiler]) -> None:
+    tokenizer, made = seed
+    template, found = ResponseTemplate(known_template(tokenizer), tokenizer), 0
+    for schema, said in drawn_calls(made, end_ids(tokenizer), 120):
+        found += 1
+        stream = ReplyStream(tokenizer, parser=ReplyParser(template, tools=[function(schema)]))
+        parts = stream.feed(said).then(stream.finish())
+        [made_call] = parts.tool_calls
+        assert (made_call.name, parts.text) == ("f", "")
+        jsonschema.validate(made_call.arguments, schema)
+    assert found > 12, "too few walks found an end"
+
+
+def test_seeds_call_is_written_as_its_template_writes_it(seed: tuple[Tokenizer, Compiler]) -> None:
+    tokenizer, made = seed
+    calls = [call("get_weather", {"city": "Zürich,\nit's", "days": None, "units": "C"}), call("clock", {})]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    text = ChatTemplate(SEED_TEMPLATE).render([{"role": "user", "content": "?"}, said], add_generation_prompt=False)
+    written = text[text.index("<seed:tool_call>") : text.rindex("<seed:eos>")]
+    assert is_whole_reply(tokenizer, matcher(made, tool_choice="required", tools=[WEATHER, CLOCK]), written)

@@ -289,3 +289,160 @@ QWEN_TAGGED = """\
 {%- endif %}
 """
 """Writes the format of Qwen3.5's: calls between tags, and a prompt that begins the thoughts, or writes empty ones."""
+
+SEED_OSS = """\
+{%- set bos_token = '<seed:bos>' %}
+{%- set eos_token = '<seed:eos>' %}
+{%- if messages[0].role == 'system' or tools %}
+    {{- bos_token + 'system\\n' + (messages[0].content if messages[0].role == 'system' else 'Call functions.') }}
+    {%- for tool in tools or [] %}
+        {{- '\\ndef ' + tool.function.name + '(' }}
+        {%- for name, schema in tool.function.parameters.properties.items() %}{{ name + ', ' }}{% endfor %}
+        {{- '): ' + tool.function.description | trim }}
+    {%- endfor %}
+    {{- eos_token }}
+{%- endif %}
+{%- if thinking_budget is defined and thinking_budget == 0 %}
+    {{- bos_token + 'system\\nAnswer without thoughts.' + eos_token }}
+{%- endif %}
+{%- for message in (messages[1:] if messages[0].role == 'system' else messages) %}
+    {{- bos_token + message.role }}
+    {%- if message.role == 'assistant' and message.reasoning_content %}
+        {{- '\\n<seed:think>' + message.reasoning_content | trim + '</seed:think>' }}
+    {%- endif %}
+    {{- '\\n' + message.content if message.content is string and message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for name, value in call.function.arguments | items %}
+            {{- '<parameter=' + name + '>' + value | string + '</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</seed:tool_call>' }}
+    {%- endfor %}
+    {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- bos_token + 'assistant\\n' }}
+    {{- '<seed:think><seed:cot_budget_reflect>' if thinking_budget is defined and thinking_budget == 0 }}
+{%- endif %}
+"""
+"""Writes the format of Seed-OSS's: values of calls as Python prints them."""
+
+EXAONE_4 = """\
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant', 'tool') %}{{ raise_exception('unknown') }}{% endif %}
+    {%- if loop.first and tools and message.role != 'system' %}
+        {{- '[|system|]\\n' + tools | tojson + '[|endofturn|]\\n' }}
+    {%- endif %}
+    {%- if message.role == 'tool' %}
+        {{- '[|tool|]\\n' if loop.previtem.role != 'tool' }}
+        {{- '<tool_result>{"result": ' + message.content | tojson(ensure_ascii=False) + '}</tool_result>' }}
+        {{- '[|endofturn|]\\n' if loop.last or loop.nextitem.role != 'tool' else '\\n' }}
+    {%- else %}
+        {{- '[|' + message.role + '|]\\n' }}
+        {%- if message.role == 'assistant' %}
+            {{- '<think>\\n' + (message.reasoning_content or '' if loop.last else '') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if message.content or not loop.first }}
+            {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson(ensure_ascii=False) + '}</tool_call>' }}
+        {%- endfor %}
+        {{- '\\n\\n' + tools | tojson if message.role == 'system' and loop.first and tools }}
+        {{- '[|endofturn|]\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '[|assistant|]\\n<think>\\n' + ('' if enable_thinking is true else '\\n</think>\\n\\n') }}
+{%- endif %}
+"""
+
+GRANITE_4 = """\
+{%- macro said(content) %}
+    {%- if content is string %}{{ content }}
+    {%- else %}{% for part in content or [] %}{{ part.text }}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{{- '<|start_of_role|>system<|end_of_role|>' + (said(messages[0].content) if messages[0].role == 'system' else '') }}
+{%- if tools %}
+    {{- '<tools>' + tools | tojson + '</tools>\\nCall them so:\\n<tool_call>\\n{"name": NAME}\\n</tool_call>' }}
+{%- endif %}
+{{- '<|end_of_text|>\\n' }}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + said(message.content) + '<|end_of_text|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start_of_role|>assistant<|end_of_role|>' + said(message.content) }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if message.content or not loop.first }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end_of_text|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start_of_role|>user<|end_of_role|>' if loop.previtem.role != 'tool' }}
+        {{- '\\n<tool_response>\\n' + said(message.content) + '\\n</tool_response>' }}
+        {{- '<|end_of_text|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start_of_role|>assistant<|end_of_role|>' if add_generation_prompt }}
+"""
+
+GRANITE_33 = """\
+{%- if messages[0].role == 'system' %}
+    {%- set system, asked = messages[0].content, messages[1:] %}
+{%- else %}
+    {%- set system, asked = 'You are Granite.', messages %}
+    {%- if tools %}{% set system = system + ' Respond only with <|tool_call|> followed by a JSON list of tools used.' %}
+    {%- elif thinking %}
+        {%- set system = system + ' Write thoughts in <think></think> and answers in <response></response>.' %}
+    {%- endif %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system + '<|end_of_text|>\\n' }}
+{%- if tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>' + tools | tojson(indent=4) + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in asked %}
+    {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_of_role|>assistant' + (' ' + controls | tojson if controls else '') + '<|end_of_role|>' }}
+{%- endif %}
+"""
+GRANITE_32 = GRANITE_33.replace(
+    "thoughts in <think></think> and answers in <response></response>",
+    "thoughts after Here is my thought process: and answers after Here is my response:",
+)
+
+GRANITE_30 = """\
+{%- if tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>\\n' + tools | tojson + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant_tool_call' %}
+        {{- '<|start_of_role|>assistant<|end_of_role|><|tool_call|>' + message.content + '<|end_of_text|>\\n' }}
+    {%- elif message.role in ('system', 'user', 'assistant', 'tool_response') %}
+        {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start_of_role|>assistant<|end_of_role|>' if add_generation_prompt }}
+"""
+
+GLM_4 = """\
+{{- '[gMASK]<sop>' }}
+{%- if tools %}
+    {{- '<|system|>\\n# Functions' }}
+    {%- for tool in tools %}{{ '\\n\\n## ' + tool.function.name + '\\n\\n' + tool.function | tojson }}{% endfor %}
+{%- endif %}
+{%- for message in messages if message.role == 'system' %}{{ '<|system|>\\n' + message.content }}{% endfor %}
+{%- for message in messages if message.role != 'system' %}
+    {%- set said, meta = message.content.split('</think>')[-1].strip(), message.get('metadata', '') %}
+    {%- if message.role == 'user' %}{{ '<|user|>\\n' + said }}
+    {%- elif message.role == 'assistant' %}{{ '<|assistant|>' + meta + '\\n' + said }}
+    {%- elif message.role == 'observation' %}{{ '<|observation|>\\n' + said }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|assistant|>' if add_generation_prompt }}
+"""
+GLM_Z1 = GLM_4.replace("{{- '<|assistant|>' if", "{{- '<|assistant|>\\n<think>' if")
+"""A call is a message of the assistant with `metadata`, a result one of the role `observation`."""

@@ -34,6 +34,20 @@ QWEN = [
     *THINK,
 ]  # fmt: skip
 """Control tokens of Qwen3, and of Qwen3.5 too."""
+SEED_OSS = [
+    "<seed:bos>", "<seed:pad>", "<seed:eos>", "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>",
+    "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>",
+]  # fmt: skip
+EXAONE_4 = [
+    "[BOS]", "[|endofturn|]", "[|system|]", "[|user|]", "[|assistant|]", "[|tool|]", "<tool_call>", "</tool_call>",
+    *THINK,
+]  # fmt: skip
+_GRANITE = ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"]
+GRANITE_3 = [*_GRANITE, "<|tool_call|>", "<|start_of_cite|>", "<|end_of_cite|>"]
+GRANITE_4 = [*_GRANITE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", *THINK]
+GLM_4 = ["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+HYPERCLOVA = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|endofturn|>", "<|stop|>"]
+"""Control tokens of Seed-OSS, EXAONE 4, Granite 3 and 4, GLM-4, and HyperCLOVA X."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -91,6 +105,11 @@ def lfm(*further: str) -> Tokenizer:
 def qwen() -> Tokenizer:
     """Like Qwen's: bytes as characters, some tokens that hold parts of tags."""
     return _of_bytes(["assistant <function=get_weather>\n<parameter=city>\n</parameter>\n</function>\n"], QWEN)
+
+
+def of_bytes(control: Sequence[str]) -> Tokenizer:
+    """Bytes as characters, with these control tokens, and some tokens that hold parts of a call."""
+    return _of_bytes(['get_weather\n{"name": "get_weather", "arguments": {"city": "\n<think>\n</think>\n'], [*control])
 
 
 def _of_bytes(texts: list[str], control: Sequence[str]) -> Tokenizer:

@@ -33,7 +33,7 @@ _GEMMA_4_CONTROL = {
 
 _END_TEXTS = {
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
-    "<|tool_response>", "<|end|>",
+    "<|tool_response>", "<|end|>", "<|observation|>",
 }  # fmt: skip
 """Control tokens that end a reply, whichever of them the metadata name. Source: `llama-vocab.cpp`."""
 

@@ -20,7 +20,8 @@ from ondevice_export.checkpoint.source import Checkout, default_name, locate, lo
 from ondevice_export.response_templates import GEMMA_4
 from ondevice_export.text_files import copy_text_files
 from tests.export.conftest import Pair
-from tests.text.tokenizers_made import gemma_chat, gemma_like
+from tests.text.templates import GRANITE_30, GRANITE_33
+from tests.text.tokenizers_made import GRANITE_3, gemma_chat, gemma_like, of_bytes
 
 COMMIT = "0123456789abcdef"
 
@@ -170,12 +171,15 @@ def test_the_response_template_is_the_checkpoint_s_own_or_gemma_s(tmp_path: Path
         path = bundle / "response_template.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    gemma, other = gemma_chat()._backend.to_str(), gemma_like()._backend.to_str()
+    gemma, other, granite = (each._backend.to_str() for each in (gemma_chat(), gemma_like(), of_bytes(GRANITE_3)))
     own = {"start_anchor": "<|turn>", "fields": {"content": {}}}
     assert written({}, gemma) == GEMMA_4
     assert written({}, other) is None
     assert written({"response_template": own}, gemma) == own
     assert written({"response_template": own}, other) == own
+    assert notes == []
+    assert written({"chat_template": GRANITE_33}, granite)["fields"]["reasoning_content"]["open"] == "<think>"
+    assert "reasoning_content" not in written({"chat_template": GRANITE_30}, granite)["fields"]
     assert notes == []
     assert written({"response_template": {**own, "version": 2}}, gemma) is None
     assert "the response template is unknown" in notes[0]
