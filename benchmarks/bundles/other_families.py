@@ -32,7 +32,12 @@ _QWEN_3_5 = {
     "max_position_embeddings": 262_144,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
 }
-_DENSE_QWEN_3_5 = {**_QWEN_3_5, "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": True}
+_DENSE_QWEN_3_5 = {
+    **_QWEN_3_5,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "tie_word_embeddings": True,
+    "mtp_num_hidden_layers": 1,
+}
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3-30B-A3B": {

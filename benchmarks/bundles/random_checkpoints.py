@@ -24,7 +24,8 @@ def noise() -> FloatArray:
 
 
 class RandomCheckpoint:
-    """Stands in for `Checkpoint`: matrices and biases are one random block over and over, norms and scalars are ones.
+    """Stands in for `Checkpoint`: matrices and biases are one random block over and over, norms and scalars are ones,
+    decays of states -1.
 
     embedding_factor : of the token embedding's numbers. Where the model itself does not multiply embeddings, they would
         be lost among what attention adds, and all rows would choose the same experts
@@ -45,6 +46,8 @@ class RandomCheckpoint:
         shape = self._shapes[name]
         if name.endswith(("bias", "sinks")):
             return np.resize(self._noise, shape)
+        if name.endswith("delta.decay"):  # positive ones would make states grow
+            return np.full(shape, -1, np.float32)
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:

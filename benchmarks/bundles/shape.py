@@ -7,7 +7,8 @@ It goes through the exporter, matrix by matrix, so its graphs are the real ones,
 export does; E2B's has 2.8 GB and takes less than a minute. `--mobile` and `--heads` are for E2B: the form of Google's
 mobile checkpoint (2, 4 and 8 bits, a scale for each row, static activations), and heads for drafts of every kind.
 `--towers --layers 2 --no-drafter` writes whole towers and little else, for `benchmarks.speed.media --towers-only`.
-Models of other families (`benchmarks.bundles.other_families`), which have no assistant and no towers, are sizes too.
+Models of other families (`benchmarks.bundles.other_families`), which have no assistant and no towers, are sizes too;
+those of Qwen3.5 have an MTP layer, which `--no-drafter` leaves out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from benchmarks.bundles import gemma4, other_families
 from benchmarks.bundles.gemma4 import E2B_AUDIO, E2B_VISION, TARGETS, drafter_fields, target_fields
@@ -32,7 +35,7 @@ from benchmarks.bundles.random_checkpoints import (
 from benchmarks.command import command_line, run_command, whole
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Target
-from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
+from ondevice.bundle_format.tensor_table import MTP, Shapes, drafter_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import audio as audio_towers
@@ -40,13 +43,14 @@ from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
-from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
+from ondevice_export.checkpoint.models import DrafterCheckpoint, MtpLayer, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import WEIGHT_FORMATS, ExportOptions
 from ondevice_export.families import read_target
 from ondevice_export.families.gemma4_assistant import read_drafter
+from ondevice_export.families.mtp import LISTED, with_mtp_layer
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
 
@@ -77,7 +81,11 @@ def write_bundle(
         target = mobile_model(directory) if mobile else target_model(size, directory, layers)
         vision, audio = (gemma4.VISION[size], gemma4.AUDIO.get(size)) if towers else (None, None)
         target = replace(target, vision=vision, audio=audio)
-        drafter = drafter_model(size, directory, target.config) if with_drafter else None
+        drafter = None
+        if with_drafter and target.mtp is not None:
+            target, drafter = target.mtp.beside(target)
+        elif with_drafter and size in TARGETS:
+            drafter = drafter_model(size, directory, target.config)
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         table = graphs.write_target(target)
         if drafter is not None:
@@ -119,10 +127,16 @@ def described_target(
 ) -> TargetCheckpoint:
     """A target as the exporter sees it, with the tensors that `make` makes of their shapes."""
     family, config, target = read_target(fields, checkout.id)
-    names = TensorNames("model.")
+    names, mtp = TensorNames("model."), None
     shapes = checkpoint_shapes(target, names)
-    tensors = NamedTensors(make(shapes), names)
-    return TargetCheckpoint(checkout, tensors, family.name, target, shapes, config.token_ids)
+    every = dict(shapes)
+    if fields.get("mtp_num_hidden_layers"):
+        listed = np.arange(LISTED)
+        written, drafter = with_mtp_layer(family, config, target, len(listed))
+        mtp = MtpLayer(written, drafter, TensorNames(MTP, own_prefix="model."), listed, {})
+        every |= checkpoint_shapes(written, names) | mtp.shapes
+    tensors = NamedTensors(make(every), names)
+    return TargetCheckpoint(checkout, tensors, family.name, target, shapes, config.token_ids, mtp=mtp)
 
 
 def mobile_model(directory: Path) -> TargetCheckpoint:
@@ -141,7 +155,7 @@ def drafter_model(size: str, directory: Path, target: Target) -> DrafterCheckpoi
     checkout = _config(directory / f"gemma-4-{size}-shape-assistant", fields)
     config = read_drafter(fields, checkout.id, target)
     shapes = drafter_shapes(config, target)
-    return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
+    return DrafterCheckpoint(checkout, NamedTensors(cast(Checkpoint, RandomCheckpoint(shapes))), config, shapes)
 
 
 def with_towers(
@@ -193,7 +207,7 @@ def main() -> None:
         arguments.directory,
         arguments.head_bits,
         quantize=arguments.quantize,
-        with_drafter=not arguments.no_drafter and arguments.size in TARGETS,
+        with_drafter=not arguments.no_drafter,
         heads=arguments.heads,
         mobile=arguments.mobile,
         towers=arguments.towers,

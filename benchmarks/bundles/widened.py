@@ -75,6 +75,7 @@ from ondevice_export.checkpoint.models import (
     open_drafter,
     open_target,
 )
+from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.source import Checkout, locate
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.families import read_target
@@ -488,7 +489,7 @@ def widened(size: str) -> Iterator[WidePair]:
         drafter = WidenedCheckpoint(shapes, widen_drafter(assistant, entry, source.config, config), order)
         yield WidePair(
             target,
-            DrafterCheckpoint(drafter_checkout, cast(Checkpoint, drafter), entry, shapes),
+            DrafterCheckpoint(drafter_checkout, NamedTensors(cast(Checkpoint, drafter)), entry, shapes),
             widen_heads(trained, source, config, wide),
         )
 

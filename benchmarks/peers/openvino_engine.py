@@ -75,7 +75,7 @@ class OpenVinoSession(CachedSequence):
     def max_rows(self, block: int = 1) -> int:
         return MAX_ROWS
 
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep:
         raise UsageError("drafts are not measured here")
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:

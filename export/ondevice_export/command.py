@@ -41,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="auto|none|SOURCE",
-        help="the MTP drafter; auto finds <id>-assistant, or drafter/ beside a directory (default: auto)",
+        help="the MTP drafter; auto finds <id>-assistant, or drafter/ beside a directory, or takes the MTP layer that "
+        "SOURCE has (default: auto)",
     )
     parser.add_argument(
         "--heads",

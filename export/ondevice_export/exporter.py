@@ -31,7 +31,13 @@ from ondevice_export.calibration.source import (
 )
 from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
-from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from ondevice_export.checkpoint.models import (
+    DrafterCheckpoint,
+    TargetCheckpoint,
+    open_drafter,
+    open_target,
+    own_drafter,
+)
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint, parts
@@ -68,7 +74,8 @@ def export(
         source: the checkpoint's directory, GGUF file or hub id.
         out: the bundle's directory; by default a directory named after the source in `$ONDEVICE_HOME` if that is set,
             else in `bundles`. An older bundle there is replaced after the new one is complete.
-        drafter: `auto`, `none`, or a directory, GGUF file or hub id.
+        drafter: `auto`, `none`, or a directory, GGUF file or hub id. `auto` takes the MTP layer of the checkpoint, if
+            it has one, where it finds no other drafter and no heads.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
         quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files; that of
             others is `int4`. See `ExportOptions` for this and the other options of formats.
@@ -110,9 +117,6 @@ def export(
             raise UsageError(
                 f"--context is {context}: texts of this model end at {limit} tokens in a bundle, and cannot be longer"
             )
-        for line in notes:
-            note(line)
-        opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
         opened_heads = None
         if trained is not None:
             try:
@@ -121,6 +125,12 @@ def export(
                 if heads != "auto":
                     raise
                 note(f"no heads: {error}")
+        opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
+        if drafter == "auto" and assistant is None and opened_heads is None and opened.mtp is not None:
+            opened, opened_drafter = own_drafter(opened, opened.mtp)
+            notes.clear()
+        for line in notes:
+            note(line)
         write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
     return place
 
@@ -171,11 +181,11 @@ def write(
         on_begin()
         calibration = stack.enter_context(_calibration(target, out, options, advance, note)) if calibrates else None
         graphs = GraphFiles(bundle.directory, options, advance, calibration)
-        tokens = graphs.write_target(target)
+        shared = graphs.write_target(target)
         if drafter is not None:
-            graphs.write_drafter(drafter, target.config, tokens)
+            graphs.write_drafter(drafter, target.config, shared)
         if heads is not None:
-            graphs.write_heads(heads, target.config, tokens)
+            graphs.write_heads(heads, target.config, shared)
         if target.vision is not None:
             graphs.write_vision(target.vision, target)
         if target.audio is not None:

@@ -37,7 +37,7 @@ from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.embedders import build_patch_embedder, build_sample_embedder
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
-from ondevice_export.graph.target import TargetGraph, TokenMatrices
+from ondevice_export.graph.target import SharedWeights, TargetGraph
 from ondevice_export.graph.vision import VisionGraph
 from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import tool_versions
@@ -67,8 +67,8 @@ class GraphFiles:
         self._calibration = calibration
         self._advance = advance
 
-    def write_target(self, target: TargetCheckpoint) -> TokenMatrices:
-        """Write `target.onnx` and its data; returns the stored matrices that the other graphs read too."""
+    def write_target(self, target: TargetCheckpoint) -> SharedWeights:
+        """Write `target.onnx` and its data; returns the stored weights that the other graphs read too."""
         interface = target_interface(target.config, takes_soft_rows=bool(target.vision or target.audio))
         formats, modules = self._options.target_formats, target.modules
         name, calibration = target.config.graph, self._calibration
@@ -78,7 +78,7 @@ class GraphFiles:
         ):
             graph = TargetGraph(builder, target.config, weights)
             graph.build()
-        return graph.tokens
+        return graph.shared
 
     def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
         """Write `vision.onnx` and its data."""
@@ -98,19 +98,19 @@ class GraphFiles:
             else:
                 build_sample_embedder(builder, audio, weights)
 
-    def write_drafter(self, drafter: DrafterCheckpoint, target: Target, tokens: TokenMatrices) -> None:
-        """Write `drafter.onnx` and its data; it reads the target's `tokens`, not a copy."""
+    def write_drafter(self, drafter: DrafterCheckpoint, target: Target, shared: SharedWeights) -> None:
+        """Write `drafter.onnx` and its data; it reads the target's `shared` weights, not copies."""
         config, formats = drafter.config, self._options.drafter_formats
         interface = drafter_interface(config, target)
-        with self._graph(config.graph, interface, NamedTensors(drafter.checkpoint), formats) as (builder, weights):
-            DrafterGraph(builder, drafter.config, target, weights, tokens).build()
+        with self._graph(config.graph, interface, drafter.tensors, formats) as (builder, weights):
+            DrafterGraph(builder, config, target, weights, shared, head_tokens=drafter.head_tokens).build()
 
-    def write_heads(self, heads: HeadsCheckpoint, target: Target, tokens: TokenMatrices) -> None:
+    def write_heads(self, heads: HeadsCheckpoint, target: Target, shared: SharedWeights) -> None:
         """Write a graph and its data for each kind of heads; all read the target's token embedding, not a copy."""
         for each in heads.heads:
             interface, formats = heads_interface(each, target), self._options.drafter_formats
             with self._graph(each.graph, interface, NamedTensors(heads.checkpoint), formats) as (builder, weights):
-                HeadsGraph(builder, each, target, weights, tokens.table).build()
+                HeadsGraph(builder, each, target, weights, shared.table).build()
 
     @contextmanager
     def _graph(

@@ -337,7 +337,7 @@ def check_decoder(name: str, decoder: Decoder) -> None:
         require(known, f"{place} has the blocks {', '.join(types)!s:.99}")
         require(types[2:] in ([], ["layer_embedding"]), f"{place} has the blocks {', '.join(types)!s:.99}")
         if isinstance(own := layer.mixer, Attention):
-            _check_attention(place, own, decoder)
+            check_attention(place, own, decoder)
         elif isinstance(own, ShortConvolution):
             _check_convolution(place, own.channels, own.window)
         else:
@@ -367,7 +367,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
     require(turned.issuperset(range(len(decoder.rotary))), f"no layer of {name} has some of its rotary embeddings")
 
 
-def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
+def check_attention(place: str, own: Attention, decoder: Decoder) -> None:
+    """Check every number of an attention block but its window; `place` is for messages."""
     for field in ("heads", "kv_heads", "head_dim"):
         check_number(f"{field} of {place}", getattr(own, field))
     require(own.heads % own.kv_heads == 0, f"{own.heads} query heads of {place} cannot share {own.kv_heads} KV heads")

@@ -15,13 +15,16 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
     soft_rows             float32 [S, H]     embeddings of soft rows, which take the place of token embeddings
     embedding_source      int64   [T]        t for a row that is embedded by its token; T + s for soft row s
     past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache; of
-                                             convolutions the two halves, [1, Ss, channels / 2]
+                                             convolutions the two halves, [1, Ss, channels / 2]. With an MTP layer,
+                                             also the number of layers, for the halves of the projected hidden states,
+                                             and the next number, for its keys and values
     state_rows            float32 [T]        1, or 0 for a row behind which states stay as they are
     state.N               float32 [1, value_heads, key_dim, value_dim]   for every layer N that has states, behind the
                                              committed tokens; the new rows are then a chain
     ->
     logits                float32 [R, V]     after the softcap
-    hidden                float32 [R, H]     after the final norm; input of the drafter and of heads
+    hidden                float32 [R, H]     after the final norm; with an MTP layer, the residual stream before it.
+                                             Input of the drafter and of heads
     next_state.N                             `state` behind the new rows
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
@@ -34,14 +37,16 @@ Drafter graph, one MTP step (C candidates):
 
     token_id              int64   [1]
     hidden                float32 [1, H]     first step: the target's `hidden`; later steps: `next_hidden`
-    position              int64   [1]        the same for every step of a round
+    position              int64   [1]        the same for every step of a round; with an MTP layer, of the token
     full.mask             bool    [1, Sf]
     sliding.mask          bool    [1, Ss]
     past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every target layer N whose cache it reads
+    full.write_index      int64   [1]        with an MTP layer: the cache row to write
     ->
     candidates            int64   [C]        token ids that were scored
     logits                float32 [C]        their logits; every other token counts as minus infinity
     next_hidden           float32 [1, H]     input of the next step
+    present.N.key, .value                    with an MTP layer: `past` with the row written, as in the target's graph
 
 Heads, one graph per kind (k tokens proposed, C candidates scored for each):
 

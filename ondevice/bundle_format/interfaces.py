@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.audio import AudioEntry
+from ondevice.bundle_format.decoder import Mixer
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.bundle_format.vision import VisionEntry
@@ -61,8 +62,8 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
         graph_io.LOGITS: TensorSignature("float32", ("R", target.vocab_size)),
         graph_io.HIDDEN: TensorSignature("float32", ("R", hidden)),
     }
-    for index in target.kv_layers():
-        cache = _cache(target, index)
+    for index, own in target.cached.items():
+        cache = _cache(own)
         inputs |= {graph_io.past(index, part): cache for part in graph_io.PARTS}
         outputs |= {graph_io.present(index, part): cache for part in graph_io.PARTS}
     if states := target.states:
@@ -73,23 +74,28 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
 
 
 def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
-    """Inputs and outputs of the MTP drafter's graph, which reads caches of the target."""
+    """Inputs and outputs of the MTP drafter's graph, which reads caches of the target; with an MTP layer, it writes the
+    keys and values of its row.
+    """
     one, row = TensorSignature("int64", (1,)), TensorSignature("float32", (1, target.hidden_size))
     inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
     inputs |= {graph_io.mask(kind): TensorSignature("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
     for index in drafter.kv_layers():
-        inputs |= {graph_io.past(index, part): _cache(target, index) for part in graph_io.PARTS}
+        inputs |= {graph_io.past(index, part): _cache(target.cached[index]) for part in graph_io.PARTS}
     outputs = {
         graph_io.CANDIDATES: TensorSignature("int64", (drafter.candidates,)),
         graph_io.LOGITS: TensorSignature("float32", (drafter.candidates,)),
         graph_io.NEXT_HIDDEN: row,
     }
+    if target.mtp is not None:
+        inputs[graph_io.write_index("full")] = one
+        cache = _cache(target.mtp)
+        outputs |= {graph_io.present(target.mtp_cache, part): cache for part in graph_io.PARTS}
     return Interface(inputs, outputs)
 
 
-def _cache(target: Target, index: int) -> TensorSignature:
+def _cache(own: Mixer) -> TensorSignature:
     """The keys or the values of a target layer, or one half of the cache of a convolution."""
-    own = target.layers[index].mixer
     return TensorSignature("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
 
 

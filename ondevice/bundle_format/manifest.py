@@ -236,13 +236,17 @@ class Manifest:
 
 
 def _fields(manifest: Manifest) -> dict[str, Any]:
-    """All fields of `bundle.json`. Towers, special tokens and a GGUF file's facts are left out where there are none."""
+    """All fields of `bundle.json`. Towers, an MTP layer, special tokens and a GGUF file's facts are left out where they
+    are absent.
+    """
     data = dataclasses.asdict(manifest)
     gguf = ("file", "sha256", "types")
     data["sources"] = {
         part: {name: value for name, value in source.items() if value is not None or name not in gguf}
         for part, source in data["sources"].items()
     }
+    if data["target"]["mtp"] is None:
+        del data["target"]["mtp"]
     optional = ("vision", "audio", "special_tokens")
     return {name: value for name, value in data.items() if value or name not in optional}
 

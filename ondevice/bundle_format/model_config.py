@@ -13,7 +13,16 @@ from functools import cached_property
 from typing import Literal
 
 from ondevice.bundle_format.checks import check_number, check_positive, require
-from ondevice.bundle_format.decoder import Attention, Decoder, GatedDelta, LayerEmbedding, Mixer, check_decoder
+from ondevice.bundle_format.decoder import (
+    Attention,
+    Decoder,
+    GatedDelta,
+    LayerEmbedding,
+    Mixer,
+    ShortConvolution,
+    check_attention,
+    check_decoder,
+)
 from ondevice.bundle_format.graph_io import AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
@@ -56,6 +65,41 @@ class Target(Decoder):
     """Whether the head shares the matrix of the token embedding."""
     per_layer: PerLayerEmbeddings | None = None
     """None if the layers have no embeddings of their own."""
+    mtp: Attention | None = None
+    """The attention of an MTP layer whose keys and values every forward writes, for a drafter that reads them; None for
+    other drafters. Of a row with the embedded token e and the residual stream h of the row before it, behind the last
+    layer, they are projections of norm(x), where (`Qwen3_5MultiTokenPredictor` in vLLM)
+
+        x = embedding_projection(norm(e)) + hidden_projection(norm(h))
+
+    The first row has none before it: its h is 0, and no other row attends to it. `hidden_projection(norm(h))` of the
+    last rows has a cache too."""
+
+    @cached_property
+    def window(self) -> int | None:
+        own = super().window
+        return 2 if own is None and self.mtp is not None else own
+
+    @property
+    def convolves(self) -> bool:
+        return super().convolves or self.mtp is not None
+
+    @property
+    def mtp_cache(self) -> int:
+        """The number of the cache with the keys and values of the MTP layer."""
+        return len(self.layers) + 1
+
+    @cached_property
+    def cached(self) -> Mapping[int, Mixer]:
+        """The caches by their numbers, as what reads and writes each of them. A layer's own has its index. Two for an
+        MTP layer follow: one for the projected hidden states, which are read as a convolution reads its products, and
+        one for keys and values.
+        """
+        own = {index: self.layers[index].mixer for index in self.kv_layers()}
+        if self.mtp is None:
+            return own
+        states = ShortConvolution(self.hidden_size, self.window or 0)
+        return {**own, len(self.layers): states, self.mtp_cache: self.mtp}
 
     def kv_source(self, index: int) -> int:
         """Index of the layer whose keys and values a layer reads: its own or an earlier one."""
@@ -86,8 +130,9 @@ class Target(Decoder):
 
     @property
     def first_shared_layer(self) -> int:
-        """Index after the last layer that has its own cache. From there on only the wanted rows are computed."""
-        return self.kv_layers()[-1] + 1
+        """Index after the last layer that has its own cache. From there on only the wanted rows are computed, unless
+        an MTP layer reads the hidden states of all."""
+        return len(self.layers) if self.mtp is not None else self.kv_layers()[-1] + 1
 
 
 @dataclass(frozen=True)
@@ -105,14 +150,17 @@ class ShortlistEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Decoder):
-    """The MTP drafter. Its layers have no caches of their own: each reads that of a target layer, its `kv_source`."""
+    """The MTP drafter. Its layers write no caches: each reads that of a target layer, its `kv_source`, or, in a drafter
+    of one layer, that of the target's MTP layer (`Target.mtp`), where a step begins with the x of its token.
+    """
 
     candidates: int
     """Number of tokens scored per step: those of the best clusters, those of a list, or the whole vocabulary."""
     shortlist: ShortlistEntry | None
     """The clusters of the centroid head; None if the same tokens are scored in every step."""
     target_head: bool = False
-    """Whether the head is the target's rows of a list of tokens. They score the hidden state of the next step."""
+    """Whether the head is the target's rows of a list of tokens, or of all. They score the hidden state of the next
+    step, or of a drafter with an MTP layer its norm."""
     num_assistant_tokens: int = 6
     """Draft length that the model's authors recommend."""
     acceptance: float | None = None
@@ -120,11 +168,11 @@ class DrafterEntry(Decoder):
     it is not known."""
 
     def kv_layers(self) -> list[int]:
-        """Indices of the target layers whose caches its layers read, ascending."""
+        """Numbers of the target's caches that its layers read, ascending."""
         return sorted({self.kv_source(index) for index in range(len(self.layers))})
 
     def kv_source(self, index: int) -> int:
-        """Index of the target layer whose keys and values a layer reads."""
+        """Number of the target's cache that a layer reads."""
         source = self.layers[index].mixer.kv_source
         assert source is not None  # checked by `check_drafter`
         return source
@@ -164,6 +212,12 @@ def check_target(target: Target) -> None:
         check_number("the window of its sliding layers", target.window, target.context_length)
     if target.softcap is not None:
         check_positive("softcap", target.softcap, 1e6)
+    if (mtp := target.mtp) is not None:
+        check_attention("the MTP layer", mtp, target)
+        require(mtp.window is None and mtp.kv_source is None, "the MTP layer has no full attention of its own")
+        plain = not (mtp.v_norm or mtp.k_eq_v or mtp.bias)
+        require(plain, "the values of the MTP layer are no projection without a bias")
+        require(target.hidden_size % 2 == 0, f"hidden states of {target.hidden_size} numbers have no two halves")
     if (own := target.per_layer) is not None:
         check_number("width of the per-layer embeddings", own.width)
         check_number("vocab_size of the per-layer embeddings", own.vocab_size, least=target.vocab_size)
@@ -194,10 +248,15 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
         require(drafter.shortlist is None, "the drafter has a list of tokens and clusters")
     else:
         _check_candidates("the drafter", drafter.candidates, drafter.shortlist, target.vocab_size)
+    caches = [target.mtp_cache] if target.mtp is not None else target.kv_layers()
+    if target.mtp is not None:
+        forms = [(each.hidden_size, each.norm_eps) for each in (target, drafter)]
+        require(len(drafter.layers) == 1 and drafter.target_head, "a drafter with an MTP layer has another form")
+        require(forms[0] == forms[1], f"the drafter has the hidden size and epsilon {forms[1]}, the target {forms[0]}")
     for index, layer in enumerate(drafter.layers):
         place, source = f"layer {index} of the drafter", layer.mixer.kv_source
         require(len(layer.blocks) == 2 and layer.feed_forward.experts is None, f"{place} has blocks of a target")
-        check_number(f"kv_source of {place}", source, len(target.layers) - 1, least=0)
+        require(source in caches, f"{place} reads the cache {source}, which the target does not have for it")
         assert source is not None
         _check_cache(place, layer.mixer, source, target)
 
@@ -223,10 +282,9 @@ def check_heads(heads: HeadsEntry, target: Target) -> None:
 
 def _check_cache(place: str, reader: Mixer, source: int, target: Target) -> None:
     """Check that attention can read the cache of the target's layer `source`."""
-    owner = target.layers[source].mixer
+    owner = target.cached.get(source)
     forms = [(own.window, own.kv_heads, own.head_dim) for own in (owner, reader) if isinstance(own, Attention)]
-    same = len(forms) == 2 and forms[0] == forms[1]
-    require(same and owner.kv_source is None, f"{place} cannot read layer {source}'s cache")
+    require(len(forms) == 2 and forms[0] == forms[1], f"{place} cannot read layer {source}'s cache")
 
 
 def _check_candidates(name: str, candidates: int, shortlist: ShortlistEntry | None, vocab_size: int) -> None:

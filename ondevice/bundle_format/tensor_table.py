@@ -43,7 +43,11 @@ CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
 the clusters."""
 
 DRAFTER_TOKENS = "masked_embedding.head_tokens"
-"""Tensor of a drafter whose head is the target's rows of some tokens: their ids."""
+"""Tensor of a drafter whose head is the target's rows of some tokens: their ids. A head of all rows needs none."""
+
+MTP = "mtp."
+MTP_EMBEDDING, MTP_HIDDEN = "mtp.embedding_projection.weight", "mtp.hidden_projection.weight"
+"""How the names of the target's tensors for an MTP layer begin, and those of its projections of tokens and states."""
 
 VISION = ("vision_tower.", "vision_embedder.", "embed_vision.")
 AUDIO = ("audio_tower.", "embed_audio.")
@@ -172,21 +176,34 @@ def target_shapes(target: Target) -> Shapes:
         shapes[PLE_TABLE] = (target.per_layer.vocab_size, packed)
         shapes["per_layer_model_projection.weight"] = (packed, target.hidden_size)
         shapes["per_layer_projection_norm.weight"] = (width,)
+    if target.mtp is not None:
+        shapes |= _mtp_shapes(target.mtp, target.hidden_size)
     return shapes
+
+
+def _mtp_shapes(own: Attention, hidden: int) -> Shapes:
+    """Names and shapes of the tensors that make keys and values for an MTP layer."""
+    shapes: Shapes = {MTP_EMBEDDING: (hidden, hidden), MTP_HIDDEN: (hidden, hidden)}
+    shapes |= {f"{MTP}{name}_norm.weight": (hidden,) for name in ("embedding", "hidden")}
+    shapes[f"{MTP}{NORMS['attention'][0]}.weight"] = (hidden,)
+    parts = ("k_proj", "v_proj", "k_norm")
+    every = _attention_shapes(own, hidden).items()
+    return shapes | {MTP + name: shape for name, shape in every if name.split(".")[1] in parts}
 
 
 def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
     """Names and shapes of the drafter's tensors."""
     hidden, backbone = drafter.hidden_size, target.hidden_size
     shapes: Shapes = {"model.norm.weight": (hidden,)}
-    if drafter.target_head:
-        shapes[DRAFTER_TOKENS] = (drafter.candidates,)
-    else:
+    if not drafter.target_head:
         shapes[DRAFTER_EMBEDDING] = (target.vocab_size, hidden)
+    elif drafter.candidates < target.vocab_size:
+        shapes[DRAFTER_TOKENS] = (drafter.candidates,)
     for index, layer in enumerate(drafter.layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(layer, hidden).items()}
-    shapes["pre_projection.weight"] = (hidden, 2 * backbone)
-    shapes["post_projection.weight"] = (backbone, hidden)
+    if target.mtp is None:
+        shapes["pre_projection.weight"] = (hidden, 2 * backbone)
+        shapes["post_projection.weight"] = (backbone, hidden)
     if drafter.shortlist is not None:
         shapes[DRAFTER_CENTROIDS] = (drafter.shortlist.clusters, hidden)
         shapes[DRAFTER_ORDERING] = (target.vocab_size,)

@@ -295,16 +295,15 @@ def make_caches(
     views: Views = Views(),
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
-    """The caches of one sequence: one for each kind of attention that the target has, for the layers that own keys and
-    values, or have a convolution.
+    """The caches of one sequence: one for each kind of attention that the target has, for what has one of its own
+    (`Target.cached`).
 
     unit_type : the dtype of one unit of a layer's keys, and of its values
     max_rows, views, units : as for `KVCache`; the slack of convolutions is MARGIN
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in target.kinds:
-        layers = {index: target.layers[index].mixer for index in target.kv_layers()}
-        types = {index: unit_type(own) for index, own in layers.items() if own.kind == kind}
+        types = {number: unit_type(own) for number, own in target.cached.items() if own.kind == kind}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = None if target.window is None or kind == "full" else target.window + 1
         convolved = kind == "sliding" and target.convolves  # rows of 8 to 32 KB: no more than copies hold

@@ -252,7 +252,7 @@ class OrtSession(CachedSequence):
         self._bound.array(graph_io.SOFT_ROWS, soft)
         self._bound.array(graph_io.EMBEDDING_SOURCE, source)
 
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep:
         self.check_open()
         target, length, bound, drafter = self.engine.target, self.length, self._drafts, self.engine.drafter
         if bound is None or drafter is None:
@@ -261,21 +261,30 @@ class OrtSession(CachedSequence):
             raise ValueError("nothing is committed yet: a draft follows committed tokens")
         if not 0 <= token < target.vocab_size:
             raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")
-        row = self._row(hidden)
+        row, writes = self._row(hidden), target.mtp is not None
+        position = self.draft_position(depth) if writes else length
         with self.engine.computing():
             bound.array(graph_io.TOKEN_ID, np.array([token], np.int64))
-            bound.array(graph_io.POSITION, np.array([length], np.int64))
+            bound.array(graph_io.POSITION, np.array([position], np.int64))
             bound.array(graph_io.HIDDEN, row)
             for kind in drafter.kinds:
                 cache, window = self._caches[kind], target.window if kind == "sliding" else None
-                start, stop = cache.reserve(length, 0)
+                start, stop = cache.reserve(position, int(writes))
                 positions = np.arange(start, stop)
-                seen = (first_drafted(length, window) <= positions) & (positions < length)
+                if writes:  # the first position follows no hidden state
+                    seen = (positions > 0) & (positions <= position)
+                    bound.array(graph_io.write_index(kind), np.array([position - start], np.int64))
+                else:
+                    seen = (first_drafted(length, window) <= positions) & (positions < length)
                 bound.array(graph_io.mask(kind), seen[None])
                 for layer in drafter.kv_layers():
                     if layer in cache.layers:
                         for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
-                            bound.view(graph_io.past(layer, part), view)
+                            past = graph_io.past(layer, part)
+                            if writes:
+                                bound.in_place(past, graph_io.present(layer, part), view)
+                            else:
+                                bound.view(past, view)
             bound.run()
         found = bound.outputs
         return DraftStep(found[graph_io.CANDIDATES], found[graph_io.LOGITS], found[graph_io.NEXT_HIDDEN][0])

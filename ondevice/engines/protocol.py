@@ -150,8 +150,12 @@ class Session(Protocol):
         """A new session with a copy of the first `length` tokens, or of fewer as with `rewind`; None copies all."""
         ...
 
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep:
         """One MTP step over the committed tokens. All steps of a round have the newest token's position, `length`.
+
+        With an MTP layer (`Target.mtp`) a step has the position `length + depth`, and attends to the steps of this
+        round before it too: `depth` is the number of drafted tokens that precede `token`, in steps of depth 0 to
+        `depth - 1`. Its keys and values are pending rows, which the next forward overwrites.
 
         The returned arrays belong to the session and stay valid until its next step, to which `hidden` may be passed.
         """
@@ -288,7 +292,7 @@ class Outputs:
     """The target's outputs for the wanted rows of one sequence.
 
     logits : float32[R, V], after the softcap; [R, 0] if the path ends before the head
-    hidden : float32[R, H], after the final norm; if the path ends before it, the residual stream there
+    hidden : float32[R, H], after the final norm; if the path ends before it, or for an MTP layer, the residual stream
     rows, wanted : number of rows, and of wanted rows, in the whole forward, other sequences included
     seconds : wall time of the whole forward; of several that followed each other, the mean
     threads : number of threads that computed the forward

@@ -100,7 +100,7 @@ class CachedSequence(ABC):
     def max_rows(self, block: int = 1) -> int: ...
 
     @abstractmethod
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep: ...
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep: ...
 
     @abstractmethod
     def _sibling(self) -> Self:
@@ -197,6 +197,12 @@ class CachedSequence(ABC):
     def _read(self) -> int:
         """The number of tokens that the states are behind; all of them without states."""
         return self.length if self._states is None else self._states.length
+
+    def draft_position(self, depth: int) -> int:
+        """The position of a draft step of an MTP layer; ValueError if so many drafted tokens cannot precede it."""
+        if depth and not 0 < depth < self.max_rows():
+            raise ValueError(f"{depth} drafted tokens cannot precede another: {self.max_rows()} rows follow here")
+        return self.length + depth
 
     def check_states(self) -> None:
         """Raise ValueError if an interrupt has left no states."""

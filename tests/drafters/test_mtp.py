@@ -26,7 +26,7 @@ class Steps:
         self._hidden = np.zeros(8, np.float32)
         self.asked: list[list[int]] = []
 
-    def draft_step(self, token: int, hidden: np.ndarray) -> DraftStep:
+    def draft_step(self, token: int, hidden: np.ndarray, depth: int = 0) -> DraftStep:
         depth = int((hidden >= 0).sum())
         path = [*hidden[:depth].astype(int).tolist(), token]
         self.asked.append(path)
@@ -36,8 +36,10 @@ class Steps:
         return DraftStep(np.arange(VOCAB), np.log(np.array(chances, np.float32) + 1e-9), self._hidden)
 
 
-def drafted(chances: dict[int, list[float]], request: DraftRequest, branches: int = 3) -> tuple[Draft, Steps]:
-    drafter, steps = MtpDrafter(VOCAB, branches), Steps(chances)
+def drafted(
+    chances: dict[int, list[float]], request: DraftRequest, branches: int = 3, *, writes: bool = False
+) -> tuple[Draft, Steps]:
+    drafter, steps = MtpDrafter(VOCAB, branches, writes=writes), Steps(chances)
     session: Any = steps
     drafter.begin([0], session)
     drafter.observe([0], outputs(), [0])
@@ -64,6 +66,16 @@ def test_a_torn_one_proposes_siblings_and_looks_beyond_the_likelier_first() -> N
     assert draft.tokens.tolist()[2:] == [1, 1]
     assert draft.parents.tolist()[2:] == [0, 1]
     assert steps.asked == [[0], [0, 3], [0, 3, 1], [0, 4]], "each with the hidden state of its own path"
+
+
+def test_one_token_of_each_depth_is_read_where_steps_write() -> None:
+    """4 is as likely to be followed as 3 and 1, but its step would take the place of that of 3."""
+    draft, steps = drafted({0: TORN, 3: SURE, 4: SURE, 1: TORN}, DraftRequest(6), writes=True)
+    assert draft.tokens.tolist()[:3] == [3, 4, 1]
+    assert steps.asked[:3] == [[0], [0, 3], [0, 3, 1]]
+    assert [len(path) for path in steps.asked] == [1, 2, 3, 4]
+    everything = drafted({0: TORN, 3: SURE, 4: SURE, 1: TORN}, DraftRequest(6))[1].asked
+    assert [0, 4] in everything
 
 
 def test_nothing_is_added_below_the_floor() -> None:

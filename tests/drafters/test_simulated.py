@@ -21,7 +21,7 @@ COUNT = 40
 class SessionWithDrafter(ToySession):
     engine: EngineWithDrafter
 
-    def draft_step(self, token, hidden):
+    def draft_step(self, token, hidden, depth=0):
         assert hidden.shape == (self.engine.target.hidden_size,)
         self.engine.draft_steps += 1
         return DraftStep(np.arange(3), np.zeros(3, np.float32), hidden)

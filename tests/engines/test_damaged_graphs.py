@@ -121,7 +121,7 @@ def test_a_damaged_drafter_drafts_nothing(logits: list[float], candidates: list[
     class Session:
         exact_trees = True
 
-        def draft_step(self, token: int, hidden: object) -> DraftStep:
+        def draft_step(self, token: int, hidden: object, depth: int = 0) -> DraftStep:
             return DraftStep(np.array(candidates), np.array(logits, np.float32), np.zeros(2, np.float32))
 
     drafter = MtpDrafter(10)

@@ -24,9 +24,11 @@ from tests.fixtures.hostile import hostile_bundle, token_ids
 from tests.fixtures.tiny_drafters import DRAFTERS
 from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
+TARGETS = (*DRAFTERS, "qwen3.5-mtp")
+"""The last one has an MTP layer in its own checkpoint."""
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
-LISTED = ("smollm2", "llama3", "gemma3", "lfm2")
-"""Targets whose drafters have a list of tokens."""
+LISTED = ("smollm2", "llama3", "gemma3", "lfm2", "qwen3.5-mtp")
+"""Targets whose drafters score rows of the target's head, of the last two with all tokens."""
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +36,15 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> Path:
     """The directory of a bundle of each target with its drafter."""
 
     def export_all(directory: Path) -> None:
-        for name in DRAFTERS:
+        for name in TARGETS:
             pair = make_pair(name)
-            export(pair / "target", directory / name, quantize="int8", drafter=str(pair / "mtp"))
+            drafter = str(pair / "mtp") if name in DRAFTERS else "auto"
+            export(pair / "target", directory / name, quantize="int8", drafter=drafter)
 
     return once("drafters-of-families", export_all)
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(scope="module", params=TARGETS)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -128,6 +131,7 @@ def test_a_step_depends_on_the_committed_tokens_alone(model: Model) -> None:
     expected = step(read(engine.open_session(), PROMPT[:50]))
     session = read(engine.open_session(), PROMPT)
     session.rewind(50)
+    read(session, PROMPT[:50])  # states go back to snapshots alone
     engine.forward([Rows(session, TokenTree.chain(PROMPT[:6]), [0])])
     for found in (step(session), step(session.fork(50))):
         for one, other in zip(found, expected, strict=True):

@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.errors import CheckpointError
 from ondevice_export import export
+from ondevice_export.families import mtp as mtp_layers
+from tests.fixtures.mtp_layers import TorchLayer, random_layer
 from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
 from tests.fixtures.tiny_families import VOCAB, WINDOW, save_family
 
@@ -78,6 +81,93 @@ def test_float32_steps_equal_transformers(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.hidden, oracle.hidden[0, 0].numpy(), atol=1e-4)
         token, hidden = int(expected.argmax()), found.hidden.copy()
     engine.close()
+
+
+MTP = "qwen3.5-mtp"
+"""The target with an MTP layer in its checkpoint."""
+
+
+class MtpOracle:
+    """A target and its MTP layer in torch, after a prompt."""
+
+    def __init__(self, target: PreTrainedModel, layer: TorchLayer, prompt: list[int]) -> None:
+        self._target, self._layer, self._tokens = target, layer, prompt[1:]
+        streams: list[torch.Tensor] = []
+        hook = target.model.layers[-1].register_forward_hook(lambda _module, _inputs, out: streams.append(out[0]))
+        with torch.no_grad():
+            target(torch.tensor([prompt]))
+        hook.remove()
+        self.hidden = streams[0].view(len(prompt), -1)
+        """[n, H], before the final norm."""
+
+    @torch.no_grad()
+    def step(self, token: int) -> np.ndarray:
+        """The logits of a step, float32[V]; the last row of `hidden` is then the next one."""
+        self._tokens = [*self._tokens, token]
+        behind = self._layer.behind(self._target, self._tokens, self.hidden)[-1:]
+        self.hidden = torch.cat([self.hidden, behind])
+        return self._target.lm_head(self._layer.norm(behind[0])).numpy()
+
+
+def exported(directory: Path, listed: int | None = None, monkeypatch: pytest.MonkeyPatch | None = None) -> Bundle:
+    """A float32 bundle of the target below a directory, whose drafter scores `listed` tokens and those added."""
+    if listed is not None and monkeypatch is not None:
+        monkeypatch.setattr(mtp_layers, "LISTED", listed)
+    return Bundle.open(export(directory / "model", directory / "bundle", quantize="none"))
+
+
+@pytest.mark.parametrize("listed", [None, 90])
+def test_float32_steps_of_an_mtp_layer_equal_torch(
+    listed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five steps of a round behind chunks of a prompt, of which the last is verified in part, twice."""
+    target = save_family(tmp_path / "model", MTP)
+    engine = OrtEngine(exported(tmp_path, listed, monkeypatch), threads=1)
+    session = engine.open_session()
+    prompt, token, hidden = PROMPT, 17, np.zeros(0, np.float32)
+    for chunk in (PROMPT[:20], PROMPT[20:]):
+        [outputs] = engine.forward([Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])])
+        session.commit(range(len(chunk)))
+        hidden = outputs.hidden[0].copy()
+    for _ in range(2):
+        oracle, drafted = MtpOracle(target, random_layer(target), prompt), [token]
+        for depth in range(5):
+            np.testing.assert_allclose(hidden, oracle.hidden[-1].numpy(), atol=1e-4)
+            expected, found = oracle.step(drafted[-1]), session.draft_step(drafted[-1], hidden, depth)
+            assert found.candidates.tolist() == list(range(listed or VOCAB))
+            np.testing.assert_allclose(found.logits, expected[found.candidates], atol=1e-4)
+            drafted, hidden = [*drafted, int(expected.argmax())], found.hidden.copy()
+        [outputs] = engine.forward([Rows(session, TokenTree.chain(drafted), range(len(drafted)))])
+        session.commit(range(3))
+        prompt, token, hidden = prompt + drafted[:3], 11, outputs.hidden[2].copy()
+    engine.close()
+
+
+def test_without_a_drafter_nothing_of_an_mtp_layer_is_written(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", MTP)
+    bundle = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", drafter="none"))
+    assert (bundle.manifest.target.mtp, bundle.manifest.drafter) == (None, None)
+    assert "mtp" not in (bundle.path / "bundle.json").read_text()
+
+
+@pytest.mark.parametrize("change", [{"mtp_num_hidden_layers": 2}, {"mtp_use_dedicated_embeddings": True}])
+def test_mtp_layers_of_other_forms_are_left_out_with_a_note(change: dict[str, object], tmp_path: Path) -> None:
+    save_family(tmp_path / "model", MTP)
+    config, notes = tmp_path / "model" / "config.json", list[str]()
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    bundle = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", note=notes.append))
+    assert bundle.manifest.drafter is None
+    assert any("its MTP layers are left out" in note for note in notes)
+
+
+def test_an_incomplete_mtp_layer_is_named(tmp_path: Path) -> None:
+    save_family(tmp_path / "model", MTP)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    del tensors["mtp.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"mtp\.layers\.0\.mlp\.up_proj\.weight is missing"):
+        export(tmp_path / "model", tmp_path / "bundle")
+    assert Bundle.open(export(tmp_path / "model", tmp_path / "bundle", drafter="none")).manifest.drafter is None
 
 
 @pytest.mark.parametrize("measured", [0.4, None])

@@ -116,7 +116,7 @@ def test_the_text_model_of_a_multimodal_qwen(kind: str, tmp_path: Path) -> None:
     assert len(stacks) == (8 if kind == "Qwen3_5Moe" else 0)
     assert all(name.startswith("model.language_model.layers.") and ".mlp.experts." in name for name in stacks)
     save_file(tensors, weights, {"format": "pt"})
-    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none", drafter="none")
     np.testing.assert_allclose(logits_of(bundle), expected, atol=1e-4)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,9 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
-from ondevice_export.checkpoint.stacks import File, Place, RowRange, Stack, Taken, stack_experts, whole
+from ondevice_export.checkpoint.stacks import File, Number, Place, RowRange, Stack, Taken, stack_experts, whole
 from ondevice_export.checkpoint.transposed import TransposedEntry
 
-Number = TypeVar("Number", bound=np.generic)
 _Entry = TensorEntry | Mxfp4Entry | TransposedEntry
 """How a tensor lies in safetensors files."""
 
@@ -177,6 +176,17 @@ class FilesCheckpoint(Checkpoint, Generic[File, Place]):
             del self._tensors[prefix + joined]
         self._tensors.update({prefix + name: stack for name, stack in made.items()})
 
+    def halve(self, joined: str, first: str, second: str) -> None:
+        """Replace a matrix [rows, 2 * width] by two, of its first and of its last columns.
+
+        Raises:
+            CheckpointError: it is no such matrix.
+        """
+        shape = self.shape(joined)
+        if len(shape) != 2 or shape[1] % 2:
+            raise CheckpointError(f"{joined} has shape {list(shape)}, which has no two halves")
+        self._tensors[first], self._tensors[second] = self._tensors.pop(joined).halves()
+
     def _find(self, name: str) -> Stack[File, Place]:
         try:
             return self._tensors[name]
@@ -239,7 +249,8 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
         return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
-        return joined([self._rows(part) for part in self._find(name).between(start, stop)])
+        stack = self._find(name)
+        return stack.cut(joined([self._rows(part) for part in stack.between(start, stop)]))
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
         file, entry = self._whole(name)

@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.arrays import Int64Array
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import (
+    DRAFTER_TOKENS,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    MTP,
     Shapes,
     drafter_shapes,
     is_plain,
@@ -35,10 +38,12 @@ from ondevice_export.checkpoint.gemma_quantization import GemmaQuantization, rea
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
-from ondevice_export.families import read_target
-from ondevice_export.families.family import Config, Family
+from ondevice_export.families import Described, read_target
+from ondevice_export.families import mtp as mtp_layers
+from ondevice_export.families.family import Config, Family, RowsOf
 from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
+from ondevice_export.text_files import read_tokenizer
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 """Prefixes of the text model's tensors; those of multimodal checkpoints come first, as some begin with `model.` too."""
@@ -69,6 +74,8 @@ class TargetCheckpoint:
     """The vision tower; None if the checkpoint has none, or if it is left out."""
     audio: AudioEntry | None = None
     """The audio tower; the same."""
+    mtp: MtpLayer | None = None
+    """The MTP layer beside the model; None if the checkpoint has none that is supported."""
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -86,9 +93,45 @@ class DrafterCheckpoint:
     """A drafter's open checkpoint, with its configuration and the shapes of all tensors that an export reads."""
 
     checkout: Checkout
-    checkpoint: Checkpoint
+    tensors: NamedTensors
     config: DrafterEntry
     shapes: Shapes
+    """By the names in the checkpoint."""
+    head_tokens: Int64Array | None = None
+    """The ids of the tokens that its head scores, if the checkpoint does not have them; None otherwise."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.tensors.checkpoint
+
+
+@dataclass(frozen=True)
+class MtpLayer:
+    """An MTP layer of a target's checkpoint, which drafts for the target."""
+
+    target: Target
+    """The target's configuration with the layer's keys and values."""
+    drafter: DrafterEntry
+    names: TensorNames
+    """The drafter's names."""
+    head_tokens: Int64Array | None
+    """As in `DrafterCheckpoint`."""
+    rows_of: Mapping[str, RowsOf]
+    """As of `Family`."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shapes of the drafter's tensors by their names in the checkpoint."""
+        own = drafter_shapes(self.drafter, self.target)
+        return {self.names.of(name): shape for name, shape in own.items() if name != DRAFTER_TOKENS}
+
+    def beside(self, target: TargetCheckpoint) -> tuple[TargetCheckpoint, DrafterCheckpoint]:
+        """The target with the keys and values of the layer, and the drafter that this is."""
+        written = dataclasses.replace(
+            target, config=self.target, shapes=checkpoint_shapes(self.target, target.tensors.names)
+        )
+        tensors = dataclasses.replace(target.tensors, names=self.names)
+        return written, DrafterCheckpoint(target.checkout, tensors, self.drafter, self.shapes, self.head_tokens)
 
 
 @contextmanager
@@ -135,11 +178,15 @@ def open_target(
             quantised = modules is not None
             vision = vision_towers.read_vision(opened.directory, checkpoint, config, note, quantised=quantised)
             audio = audio_towers.read_audio(opened.directory, checkpoint, config, note, quantised=quantised)
+        mtp = None
+        if quantization is None:
+            mtp = _mtp_layer(opened.directory, checkpoint, Described(family, fields, config), note)
+        skipped = [name for name in skipped if not name.startswith(MTP)]
         towers = (*(vision_towers.TOWER if vision else ()), *(audio_towers.TOWER if audio else ()))
         if skipped := [name for name in skipped if not name.startswith(towers)]:
             note(f"skipping {len(skipped)} vision and audio tensors: the bundle does not use them")
         ids = fields.token_ids
-        yield TargetCheckpoint(opened, tensors, family.name, config, shapes, ids, modules, vision, audio)
+        yield TargetCheckpoint(opened, tensors, family.name, config, shapes, ids, modules, vision, audio, mtp)
 
 
 @contextmanager
@@ -160,7 +207,47 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
         shapes = drafter_shapes(config, target.config)
         checkpoint.check(shapes)
         _unread(checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
-        yield DrafterCheckpoint(opened, checkpoint, config, shapes)
+        yield DrafterCheckpoint(opened, NamedTensors(checkpoint), config, shapes)
+
+
+def own_drafter(target: TargetCheckpoint, mtp: MtpLayer) -> tuple[TargetCheckpoint, DrafterCheckpoint]:
+    """The target with the keys and values of its MTP layer, and the drafter that this is.
+
+    Raises:
+        CheckpointError: a tensor is missing or has a wrong shape.
+    """
+    checkpoint = target.checkpoint
+    assert isinstance(checkpoint, FilesCheckpoint)  # as `open_checkpoint` has opened it
+    checkpoint.halve(mtp_layers.JOINED, *mtp_layers.HALVES)
+    checkpoint.split(mtp_layers.LAYER, mtp.rows_of)
+    written, drafter = mtp.beside(target)
+    checkpoint.check(written.shapes | drafter.shapes)
+    return written, drafter
+
+
+def _mtp_layer(directory: Path, checkpoint: Checkpoint, described: Described, note: Note) -> MtpLayer | None:
+    """The MTP layer of a checkpoint; None if it has none, or with a note one of another form."""
+    family, fields, config = described
+    if mtp_layers.JOINED not in checkpoint:
+        return None
+    count = fields.integer("mtp_num_hidden_layers", 1, minimum=0)
+    experts = any(layer.feed_forward.experts is not None for layer in config.layers)
+    if count != 1 or experts or fields.flag("mtp_use_dedicated_embeddings"):
+        note("its MTP layers are left out: only one is supported, without experts, embedding and head of its own")
+        return None
+    head_tokens = _frequent(directory, config.vocab_size)
+    scored = config.vocab_size if head_tokens is None else len(head_tokens)
+    names, rows_of = TensorNames(MTP, own_prefix="model.", others=family.names), mtp_layers.rows_of(family, fields)
+    return MtpLayer(*mtp_layers.with_mtp_layer(family, fields, config, scored), names, head_tokens, rows_of)
+
+
+def _frequent(directory: Path, vocab_size: int) -> Int64Array | None:
+    """The ids of the tokens that a drafter scores of a large vocabulary, ascending; None for all of a small one."""
+    if vocab_size <= 2 * mtp_layers.LISTED:
+        return None
+    tokenizer = read_tokenizer(directory)
+    added = () if tokenizer is None else (each for each in tokenizer.added if each < vocab_size)
+    return np.array(sorted({*range(mtp_layers.LISTED), *added}), np.int64)
 
 
 @contextmanager
@@ -201,7 +288,8 @@ def _names(present: Iterable[str], config: Target, family: Family, origin: str) 
         raise CheckpointError(f"{origin}: the checkpoint has no {EMBEDDING}: it holds no text model")
     if head is None and not config.tied:
         raise CheckpointError(f"{origin}: the head is not tied to the token embedding, and there is no {HEAD}")
-    return TensorNames(prefix, head or HEAD, head if alone else None, family.names)
+    others = {**family.names, **mtp_layers.NAMES}
+    return TensorNames(prefix, head or HEAD, head if alone else None, others=others)
 
 
 def _heads_agree(checkpoint: Checkpoint, names: TensorNames) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.tensor_table import EMBEDDING, FINAL_NORM, HEAD
+from ondevice.bundle_format.tensor_table import EMBEDDING, FINAL_NORM, HEAD, MTP
 from ondevice_export.checkpoint.directory import Checkpoint
 
 
@@ -22,6 +22,8 @@ class TensorNames:
     """The head's name."""
     embedding: str | None = None
     """The token embedding's name if it has no such prefix: a tied one may be saved as the head alone."""
+    own_prefix: str = ""
+    """Prefix of the bundle's names that those of the checkpoint do not have."""
     others: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are named otherwise in the checkpoint: the bundle's name -> the checkpoint's, both of a layer's
     tensor without the layer's prefix."""
@@ -32,6 +34,9 @@ class TensorNames:
             return self.head
         if own == EMBEDDING and self.embedding is not None:
             return self.embedding
+        if own.startswith(MTP):
+            return self.others.get(own, own)
+        own = own.removeprefix(self.own_prefix)
         first, number, rest = [*own.split(".", 2), "", ""][:3]
         if first == "layers" and rest in self.others:
             own = f"layers.{number}.{self.others[rest]}"

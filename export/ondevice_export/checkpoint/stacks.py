@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import MAX_EXPERTS
@@ -48,6 +49,7 @@ class TensorPlace(Protocol):
 
 File = TypeVar("File", bound=TensorFile)
 Place = TypeVar("Place", bound=TensorPlace)
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Taken(NamedTuple):
@@ -103,6 +105,8 @@ class Stack(Generic[File, Place]):
     parts: tuple[RowRange[File, Place], ...]
     numbers: tuple[Taken, ...] = ()
     """The numbers of a vector, one row of a file, in another order; empty if they are in that of the file."""
+    columns: tuple[int, int] | None = None
+    """The first column of the files' rows that the tensor has, and the one behind the last; None for all."""
 
     def between(self, start: int, stop: int, step: int = 1) -> Iterator[RowRange[File, Place]]:
         """The parts that every `step`-th of the rows from `start` to `stop` consists of."""
@@ -111,6 +115,13 @@ class Stack(Generic[File, Place]):
             if rows:
                 yield part.taken(rows)
             start, stop = start - part.count, stop - part.count
+
+    def cut(self, rows: NDArray[Number], block: int = 1) -> NDArray[Number]:
+        """The tensor's columns of rows as they are in the files, with one number for each block of columns."""
+        if self.columns is None:
+            return rows
+        first, stop = self.columns
+        return rows[:, first // block : stop // block]
 
     def rows(self, taken: Sequence[Taken]) -> Stack[File, Place]:
         """A matrix of some of the rows, also of [rows, 1, width]; of experts or a vector, all in another order."""
@@ -124,6 +135,13 @@ class Stack(Generic[File, Place]):
         experts = len(self.shape) > 2 and self.shape[1] != 1
         shape = self.shape if experts else (sum(len(each.rows) for each in taken), self.shape[-1])
         return Stack(shape, tuple(parts))
+
+    def halves(self) -> tuple[Stack[File, Place], Stack[File, Place]]:
+        """The first and the last columns of a matrix [rows, 2 * width], each [rows, width]."""
+        (rows, columns), parts = self.shape, self.parts
+        width = columns // 2
+        first, second = (Stack((rows, width), parts, columns=each) for each in ((0, width), (width, columns)))
+        return first, second
 
 
 def whole(file: File, place: Place) -> Stack[File, Place]:

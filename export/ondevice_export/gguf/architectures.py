@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import CONVOLUTION, DELTA, FULL, SLIDING
 from ondevice_export.checkpoint.json_fields import JsonFields
+from ondevice_export.families.mtp import JOINED, LAYER
 from ondevice_export.gguf.file import GgufTensor
 
 _MAX_LAYERS = 1000
@@ -36,6 +37,7 @@ class Metadata(JsonFields):
 
     Attributes:
         layers: the number of layers, without those that draft further tokens.
+        drafting: the number of the latter, MTP layers.
         entries: the tensors.
         divisors: the numbers that divide rotary frequencies, float32[head_dim / 2]; None without such a tensor.
         long_divisors: those of texts beyond the original length; the same.
@@ -54,7 +56,7 @@ class Metadata(JsonFields):
         self.divisors, self.long_divisors = divisors
         self._blocks = self.integer("block_count", 0, maximum=_MAX_LAYERS)
         drafting = self.integer("nextn_predict_layers", 0, minimum=0, maximum=max(0, self._blocks - 1))
-        self.layers = self._blocks - drafting
+        self.layers, self.drafting = self._blocks - drafting, drafting
 
     def rows(self, tensor: str) -> int:
         """The rows of a tensor; CheckpointError if there is none."""
@@ -110,6 +112,8 @@ class Architecture:
         model: names of further tensors, in the file and on the hub.
         interleaved: whether the rows of queries and keys are in the order of interleaved rotation.
         convolves: whether a layer without KV heads has a convolution in place of attention.
+        mtp: names of the tensors of an MTP layer that other layers do not have, in the file, without `blk.N.`, and on
+            the hub; empty if these layers are left out.
     """
 
     hub: str
@@ -118,6 +122,7 @@ class Architecture:
     model: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     convolves: bool = False
+    mtp: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, metadata: Metadata) -> dict[str, Any]:
         """The configuration as a `config.json` of the hub.
@@ -147,6 +152,13 @@ class Architecture:
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # the vocabulary's, if there is one
         }
         return {**fields, **self.configure(metadata)}
+
+    def mtp_name(self, name: str) -> str | None:
+        """The hub's name of a tensor of the MTP layer; None for one that is not read."""
+        rest = name.split(".", 2)[-1]
+        if not self.mtp:
+            return None
+        return self.mtp.get(rest, f"{LAYER}{self.layer[rest]}" if rest in self.layer else None)
 
     def hub_name(self, name: str) -> str | None:
         """The hub's name of a tensor; None for one that is no weight of the model."""
@@ -354,9 +366,18 @@ def _lfm2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+_OWN = re.compile("embed_tokens|shared_head_head")
+"""Tensors of an MTP layer that has a token embedding or a head of its own."""
+
+
 def _qwen_3_5(metadata: Metadata) -> dict[str, Any]:
     """The dense models of Qwen3.5."""
-    return {**_without_experts(metadata, _rope(metadata, part=True)), **_delta_layers(metadata)}
+    return {
+        **_without_experts(metadata, _rope(metadata, part=True)),
+        **_delta_layers(metadata),
+        "mtp_num_hidden_layers": metadata.drafting,
+        "mtp_use_dedicated_embeddings": any(".nextn." in name and _OWN.search(name) for name in metadata.entries),
+    }
 
 
 def _qwen_3_5_mixture(metadata: Metadata) -> dict[str, Any]:
@@ -713,6 +734,13 @@ _NEXTN = {
     "nextn.post_projection.weight": "post_projection.weight",
 }
 
+_MTP = {
+    "nextn.eh_proj.weight": JOINED,
+    "nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+    "nextn.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+    "nextn.shared_head_norm.weight": "mtp.norm.weight",
+}
+
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
     "granite": Architecture("GraniteForCausalLM", _granite, _LLAMA, _MODEL, interleaved=True),
@@ -721,7 +749,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
-    "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL, mtp=_MTP),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", _qwen_3_5_mixture, _QWEN_3_5_MIXTURE, _MODEL),
     "qwen3next": Architecture("Qwen3NextForCausalLM", _qwen_3_next, _QWEN_3_NEXT, _MODEL),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),

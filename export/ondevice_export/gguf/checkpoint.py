@@ -27,6 +27,7 @@ from ondevice_export.gguf.architectures import DIVISORS, LONG_DIVISORS, Metadata
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
+from ondevice_export.quantize import BLOCK
 
 _KEPT = {
     "Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "IQ4_NL": INT4_TABLE, "IQ4_XS": INT4_TABLE, "Q5_0": INT8,
@@ -69,6 +70,9 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
                 if described.drafts(name):
+                    hub_name = self._architecture.mtp_name(name) if described.drafting == 1 else None
+                    if hub_name is not None:
+                        named[hub_name] = place
                     continue
                 if hub_name is None and name not in (*DIVISORS, LONG_DIVISORS):
                     raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
@@ -96,17 +100,20 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return dict(Counter(place.kind.name for place in places.values()))
 
     def kept_format(self, name: str) -> WeightFormat | None:
-        kinds = {part.place.kind.name for part in self._find(name).parts}
-        return _KEPT.get(kinds.pop()) if len(kinds) == 1 else None
+        stack = self._find(name)
+        kinds = {part.place.kind.name for part in stack.parts}
+        if len(kinds) != 1 or (stack.columns is not None and stack.shape[-1] % BLOCK):
+            return None
+        return _KEPT.get(kinds.pop())
 
     def kept_blocks(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.uint8], Float32Array, Float32Array | None]:
         blocks, form = self.blocks(name, start, stop), _KEPT[self.kind(name).name]
-        codes = blocks.codes.reshape(stop - start, -1)
+        codes, cut = blocks.codes.reshape(stop - start, -1), self._find(name).cut
         factors = self._factors(name, start, stop)
-        minimums = None if blocks.minimums is None else blocks.minimums * factors
-        return codes + np.uint8(form.zero - blocks.zero), blocks.scales * factors, minimums
+        minimums = None if blocks.minimums is None else cut(blocks.minimums * factors, BLOCK)
+        return cut(codes + np.uint8(form.zero - blocks.zero)), cut(blocks.scales * factors, BLOCK), minimums
 
     def write_text_files(self, directory: Path, *, tokenizer: bool) -> None:
         """Write what a checkpoint of the hub has beside its weights: tokenizer and chat template.
@@ -150,7 +157,8 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
         return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
-        return joined([self._rows(name, part) for part in self._find(name).between(start, stop)])
+        stack = self._find(name)
+        return stack.cut(joined([self._rows(name, part) for part in stack.between(start, stop)]))
 
     def _rows(self, name: str, part: RowRange[GgufFile, GgufTensor]) -> Float32Array:
         return part.scaled(to_float32(self._raw_rows(name, part), part.place.kind))

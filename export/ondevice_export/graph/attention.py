@@ -77,7 +77,7 @@ class SelfAttention:
         key = self._normed(key, heads, "k_norm" if body.k_norm else None)
         if body.v_norm:
             unit = self._builder.constant(np.ones(body.head_dim, np.float32))
-            value = self._head_norm(value, heads, unit)
+            value = head_norm(self._module, value, (heads, body.head_dim), unit)
         else:
             value = self._builder.reshape(value, 1, -1, body.kv_width)
         return KeyValue(self._rotated(key, rows, heads), value)
@@ -108,16 +108,11 @@ class SelfAttention:
         """[T, heads * head_dim] -> [1, T, heads * head_dim], with a norm of each head if there is one."""
         if name is None:
             return self._builder.reshape(x, 1, -1, heads * self._body.head_dim)
-        return self._head_norm(x, heads, self._module.vector(f"{name}.weight"))
-
-    def _head_norm(self, x: ir.Value, heads: int, weight: ir.Value) -> ir.Value:
-        """RMS norm of each head: [T, heads * head_dim] -> [1, T, heads * head_dim]."""
-        split = self._builder.reshape(x, 1, -1, heads, self._body.head_dim)
-        return self._builder.reshape(self._module.rms_norm(split, weight), 1, -1, heads * self._body.head_dim)
+        return head_norm(self._module, x, (heads, self._body.head_dim), self._module.vector(f"{name}.weight"))
 
     def _rotated(self, x: ir.Value, rows: TokenRows, heads: int) -> ir.Value:
         rotary = self._body.rotary
-        return x if rotary is None else _rotate(self._builder, x, rows.angles(rotary), heads=heads)
+        return x if rotary is None else rotate(self._builder, x, rows.angles(rotary), heads=heads)
 
     def _fold(self, query: ir.Value) -> ir.Value:
         """[1, T, kv * group * head_dim] -> [1, T * group, kv * head_dim]."""
@@ -141,6 +136,15 @@ class SelfAttention:
             split = builder.reshape(attended, -1, self._group, kv, head_dim)
             attended = builder.op("Transpose", split, perm=[0, 2, 1, 3])
         return builder.reshape(attended, -1, kv * self._group * head_dim)
+
+
+def head_norm(module: Module, x: ir.Value, heads: tuple[int, int], weight: ir.Value) -> ir.Value:
+    """RMS norm of each head: [T, heads * head_dim] -> [1, T, heads * head_dim].
+
+    heads : number of heads, and head_dim
+    """
+    split = module.builder.reshape(x, 1, -1, *heads)
+    return module.builder.reshape(module.rms_norm(split, weight), 1, -1, heads[0] * heads[1])
 
 
 class TokenRows:
@@ -202,6 +206,6 @@ def _cos_sin(
     return builder.op("Cos", angles), builder.op("Sin", angles)
 
 
-def _rotate(builder: GraphBuilder, x: ir.Value, angles: tuple[ir.Value, ir.Value], *, heads: int) -> ir.Value:
+def rotate(builder: GraphBuilder, x: ir.Value, angles: tuple[ir.Value, ir.Value], *, heads: int) -> ir.Value:
     """`x * cos + rotate_half(x) * sin` on [1, T, heads * head_dim], angles = (cos, sin) (apply_rotary_pos_emb)."""
     return builder.op("RotaryEmbedding", x, *angles, num_heads=heads, interleaved=0)

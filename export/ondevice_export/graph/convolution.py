@@ -40,6 +40,14 @@ class WindowRows:
         ]
         return builder.op("Concat", *summed, axis=-1)
 
+    def before(self, cache: KeyValue, width: int) -> ir.Value:
+        """The cache row one position before each row, [T, 2 * width]; zeros before the first position."""
+        builder, place, factor = self._builder, self._places[1], self._factors[1]
+        parts = [
+            builder.op("Gather", builder.reshape(each, -1, width), place, axis=0) for each in (cache.key, cache.value)
+        ]
+        return builder.op("Mul", builder.op("Concat", *parts, axis=-1), factor)
+
     def _sum(self, cache: ir.Value, width: int, taps: Sequence[ir.Value]) -> ir.Value:
         """The sum over j of tap j [width] times the cache row of column j: [1, S, width] -> [T, width]."""
         builder = self._builder

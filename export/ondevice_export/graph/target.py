@@ -14,11 +14,12 @@ from ondevice.bundle_format.decoder import GatedDelta, Mixer, ShortConvolution
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
-from ondevice_export.graph.convolution import Convolution, WindowRows
+from ondevice_export.graph.convolution import Convolution, WindowRows, halves
 from ondevice_export.graph.delta import Delta
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs
 from ondevice_export.graph.matrix import gather, linear
+from ondevice_export.graph.mtp import MtpNodes, MtpWeights
 from ondevice_export.graph.weights import Module, Weights
 from ondevice_export.matrices import StoredMatrix
 
@@ -50,18 +51,22 @@ def softcap(builder: GraphBuilder, logits: ir.Value, cap: float) -> ir.Value:
     )
 
 
-class TokenMatrices(NamedTuple):
-    """The target's token embedding and its head, one matrix if they are tied; other graphs read them too."""
+class SharedWeights(NamedTuple):
+    """The target's weights that other graphs read too."""
 
     table: StoredMatrix
+    """The token embedding."""
     head: StoredMatrix
+    """The same matrix if they are tied."""
+    mtp: MtpWeights | None
+    """The weights that make inputs, keys and values of an MTP layer; None without one."""
 
 
 class TargetGraph:
     """Builds the target's graph while its weights are written to the data file.
 
     Attributes:
-        tokens: the token embedding and the head.
+        shared: the weights that other graphs read.
     """
 
     def __init__(self, builder: GraphBuilder, config: Target, weights: Weights) -> None:
@@ -78,7 +83,9 @@ class TargetGraph:
         self._caches: dict[int, KeyValue] = {}
         self._states: dict[int, ir.Value] = {}
         table = weights.matrix(EMBEDDING, weights.formats.head)
-        self.tokens = TokenMatrices(table, table if config.tied else weights.matrix(HEAD, weights.formats.head))
+        head = table if config.tied else weights.matrix(HEAD, weights.formats.head)
+        mtp = None if config.mtp is None else MtpWeights.store(self._module, config.mtp)
+        self.shared = SharedWeights(table, head, mtp)
 
     def build(self) -> None:
         """Add all nodes from token ids to logits.
@@ -91,18 +98,19 @@ class TargetGraph:
         for index in range(config.first_shared_layer):
             stream = self._layer(index, stream)
         if config.first_shared_layer == len(config.layers):
+            self._write_mtp(stream)
             hidden = builder.op("Gather", stream.hidden, self._wanted, axis=0)
         else:
             stream = stream.select(builder, self._wanted)
             for index in range(config.first_shared_layer, len(config.layers)):
                 stream = self._layer(index, stream)
             hidden = stream.hidden
-        hidden = self._module.norm(hidden, "norm")
-        logits = linear(builder, hidden, self.tokens.head)
+        normed = self._module.norm(hidden, "norm")
+        logits = linear(builder, normed, self.shared.head)
         if config.softcap is not None:
             logits = softcap(builder, logits, config.softcap)
         builder.output(graph_io.LOGITS, logits)
-        builder.output(graph_io.HIDDEN, hidden)
+        builder.output(graph_io.HIDDEN, normed if config.mtp is None else hidden)
         for index, cache in self._caches.items():
             builder.output(graph_io.present(index, "key"), cache.key)
             builder.output(graph_io.present(index, "value"), cache.value)
@@ -111,7 +119,7 @@ class TargetGraph:
 
     def _embed(self) -> _Stream:
         with self._builder.scope("embed"):
-            hidden = embed(self._builder, self._config, self.tokens.table, self._ids)
+            hidden = embed(self._builder, self._config, self.shared.table, self._ids)
             if graph_io.SOFT_ROWS in self._inputs:
                 every = self._builder.op("Concat", hidden, self._inputs[graph_io.SOFT_ROWS], axis=0)
                 hidden = self._builder.op("Gather", every, self._inputs[graph_io.EMBEDDING_SOURCE], axis=0)
@@ -146,6 +154,19 @@ class TargetGraph:
         if body.kv_source is None:
             self._written(index, body, attention.new_rows(x, rows))
         return attention.attend(x, rows, self._caches[self._config.kv_source(index)])
+
+    def _write_mtp(self, stream: _Stream) -> None:
+        """Write the projected hidden states, keys and values for an MTP layer, if there is one, to their caches."""
+        config, own, weights = self._config, self._config.mtp, self.shared.mtp
+        if own is None or weights is None:
+            return
+        assert self._window_rows is not None
+        with self._builder.scope("mtp"):
+            inputs, states = MtpNodes(self._module, own, weights), config.cached[len(config.layers)]
+            new = halves(self._builder, inputs.projected(stream.hidden))
+            before = self._window_rows.before(self._written(len(config.layers), states, new), states.kv_width)
+            x = inputs.inputs(embed(self._builder, config, self.shared.table, self._ids), before)
+            self._written(config.mtp_cache, own, inputs.new_rows(x, stream.rows, own.rotary))
 
     def _written(self, index: int, body: Mixer, new: KeyValue) -> KeyValue:
         """A layer's cache with the new rows."""

@@ -300,7 +300,7 @@ class SimdSession(CachedSequence):
         self._lease: Lease | None = None
         self._kept: KeptRows | None = None
         self._drafts_after: int | None = None
-        """The length for which the draft state was set up; None after a forward."""
+        """The position for which the draft state was set up; None after a forward."""
 
     def max_rows(self, block: int = 1) -> int:
         self.check_open()
@@ -314,7 +314,7 @@ class SimdSession(CachedSequence):
 
     @property
     def drafts(self) -> DraftStep | None:
-        if self._drafts is None or self.looks_up or self._states is not None:
+        if self._drafts is None or self.looks_up or self._states is not None or self.engine.target.mtp is not None:
             return None
         return self._drafts.answer
 
@@ -378,21 +378,23 @@ class SimdSession(CachedSequence):
         if self._states is not None:
             self._states.replaced(self.length)
 
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep:
         self.check_open()
         engine, drafts, record, length = self.engine, self._drafts, self._record, self.length
         if drafts is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
-        if self._drafts_after != length:
-            drafts.begin(record, self._caches, length, engine.target.window)
+        writes = engine.target.mtp is not None
+        position = self.draft_position(depth) if writes else length
+        if self._drafts_after != position:
+            drafts.begin(record, self._caches, position, engine.target.window, writes=writes)
             self._follow_index(length)
-            self._drafts_after = length
+            self._drafts_after = position
         if not 0 <= token < engine.target.vocab_size:
             raise ValueError(f"token ids must be within 0..{engine.target.vocab_size - 1}")
         with engine.computing() as program:
             drafts.hidden[:], drafts.token[0] = hidden, token
             drafts.set_sequences([record], program.scratch)  # others may have reallocated the working memory
-            program.pool.run(program.steps(drafts.plan, length), drafts.slots, DRAFT_STEP)
+            program.pool.run(program.steps(drafts.plan, position), drafts.slots, DRAFT_STEP)
             drafts.answer.hidden[:] = drafts.following
         return drafts.answer
 

@@ -326,19 +326,28 @@ class DraftState(ForwardState):
         length: int,
         window: int | None,
         following: int = 0,
+        *,
+        writes: bool = False,
     ) -> None:
         """Set up the steps of a round: all attend from the newest token's position, to committed rows only.
 
         following : further positions that steps of the same call may have, where rounds follow each other
+        writes : whether this is a step of an MTP layer, behind `length` tokens of which the last may be drafted: it
+            attends to its own row too, and to all before it but the first, which follows no hidden state
         """
-        for cache in caches.values():
-            cache.reserve(length, 0)
+        for kind, cache in caches.items():
+            if writes and kind == "full":
+                cache.reserve(length, 1)
+            elif not writes:
+                cache.reserve(length, 0)
         record.set_rows(_ONE_ROW, length)
         record.set_place(slots.ALL, 0, 1)
         record.follow(caches)
         positions = np.arange(length, length + 1 + following)
-        self.set_rows(_ONE_ROW.tokens, positions, positions[:1], _NO_ROWS)
+        self.set_rows(_ONE_ROW.tokens, positions, positions[:1] + int(writes), _NO_ROWS)
         self.set_window(None if window is None else length - first_drafted(length, window))
+        if writes:
+            self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = length
 
 
 class HeadsState(SlotArray):

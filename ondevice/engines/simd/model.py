@@ -26,6 +26,10 @@ from ondevice.bundle_format.tensor_table import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    MTP,
+    MTP_EMBEDDING,
+    MTP_HIDDEN,
+    NORMS,
     ORDERING,
     PLE_TABLE,
     is_plain,
@@ -112,6 +116,25 @@ class PerLayerInputs:
 
 
 @dataclass(frozen=True, eq=False)
+class MtpInputs:
+    """The weights that make the inputs, keys and values of an MTP layer (`Target.mtp`)."""
+
+    embedding_norm: Float32Array
+    embedding: Matrix
+    """[H, H], which multiplies the normed embedding of a row's token."""
+    hidden_norm: Float32Array
+    hidden: Matrix
+    """[H, H], which multiplies the normed hidden state of the row before."""
+    norm: Float32Array
+    """The norm before keys and values, and before the queries of the drafter's layer."""
+    keys: Matrix
+    """The projection of keys."""
+    values: Matrix
+    key_norm: Float32Array | None
+    """Norm of each head of keys; None for none."""
+
+
+@dataclass(frozen=True, eq=False)
 class TargetModel:
     """The target: h = table[id] * embedding_factor, then the layers, the final norm, the head and the softcap."""
 
@@ -122,6 +145,7 @@ class TargetModel:
     layers: tuple[DecoderLayer, ...]
     norm: Float32Array
     head: Matrix
+    mtp: MtpInputs | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,19 +166,23 @@ class DrafterModel:
     h = pre_projection(concat(embedded token, hidden)), where the target embeds the token; then the layers, which read
     the target's caches, and the norm. post_projection of the result is `hidden` of the next step. The head computes the
     logits of the result, or of that `hidden` if its rows are the target's.
+
+    With an MTP layer, h is made by the target's `MtpInputs`, which also write the keys and values of the step. The
+    result before the norm is `hidden` of the next step, and the head computes the logits of the normed one.
     """
 
     config: DrafterEntry
-    pre_projection: Matrix
+    pre_projection: Matrix | None
+    """None with an MTP layer, as is `post_projection`."""
     layers: tuple[DecoderLayer, ...]
     norm: Float32Array
     shortlist: Shortlist | None
     """None if the same tokens are scored in every step."""
     tokens: NDArray[np.int64] | None
-    """The ids of the head's tokens, whose rows are the target's; None if the head has rows of its own, for all."""
+    """The ids of the head's tokens, whose rows are the target's; None if it scores all."""
     head: Matrix
     """[tokens, width]; with a shortlist its rows cluster by cluster, [clusters, tokens of a cluster * width]."""
-    post_projection: Matrix
+    post_projection: Matrix | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +223,31 @@ def read_target(files: TensorFiles, manifest: Manifest) -> TargetModel:
         for index, layer in enumerate(config.layers)
     )
     head = tensors.matrix(EMBEDDING if config.tied else HEAD, any_rows=True)
-    return TargetModel(config, table, per_layer, layers, tensors.floats(FINAL_NORM), head)
+    mtp = None if config.mtp is None else _mtp_inputs(tensors, config.mtp)
+    return TargetModel(config, table, per_layer, layers, tensors.floats(FINAL_NORM), head, mtp)
+
+
+def _mtp_inputs(tensors: Tensors, own: Attention) -> MtpInputs:
+    _check_heads(own)
+    return MtpInputs(
+        embedding_norm=tensors.floats(f"{MTP}embedding_norm.weight"),
+        embedding=tensors.matrix(MTP_EMBEDDING),
+        hidden_norm=tensors.floats(f"{MTP}hidden_norm.weight"),
+        hidden=tensors.matrix(MTP_HIDDEN),
+        norm=tensors.floats(f"{MTP}{NORMS['attention'][0]}.weight"),
+        keys=tensors.matrix(f"{MTP}self_attn.k_proj.weight"),
+        values=tensors.matrix(f"{MTP}self_attn.v_proj.weight"),
+        key_norm=tensors.floats(f"{MTP}self_attn.k_norm.weight") if own.k_norm else None,
+    )
 
 
 def read_drafter(files: TensorFiles, config: DrafterEntry, target: TargetModel) -> DrafterModel:
     """Read the drafter; raises as `read_target` does."""
     tensors, size = files.tensors(config.graph), target.config.vocab_size
     shortlist = tokens = None
-    if config.target_head:
+    if config.target_head and config.candidates == size:
+        head = target.head
+    elif config.target_head:
         tokens = tensors.integers(DRAFTER_TOKENS, size)
         head = target.head.picked(tokens)
     elif config.shortlist is not None:
@@ -211,9 +256,10 @@ def read_drafter(files: TensorFiles, config: DrafterEntry, target: TargetModel) 
         head = tensors.table(DRAFTER_EMBEDDING, size // config.shortlist.clusters)
     else:
         head = tensors.matrix(DRAFTER_EMBEDDING, any_rows=True)
+    projects = target.mtp is None
     return DrafterModel(
         config,
-        tensors.matrix("pre_projection.weight"),
+        tensors.matrix("pre_projection.weight") if projects else None,
         tuple(
             _layer(tensors, f"model.layers.{index}.", layer, config.hidden_size, config.kv_source(index))
             for index, layer in enumerate(config.layers)
@@ -222,7 +268,7 @@ def read_drafter(files: TensorFiles, config: DrafterEntry, target: TargetModel) 
         shortlist,
         tokens,
         head,
-        tensors.matrix("post_projection.weight"),
+        tensors.matrix("post_projection.weight") if projects else None,
     )
 
 
@@ -253,10 +299,16 @@ def _selection_bias(config: ExpertsConfig, floats: dict[str, Float32Array]) -> F
     return floats["router.selection_bias"] if config.selection_bias else np.zeros(config.count, np.float32)
 
 
+def _check_heads(own: Attention) -> None:
+    """Raise UnsupportedGraphError if kernels cannot compute with heads of this size."""
+    if own.head_dim % 32:
+        raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is no multiple of 32")
+
+
 def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: int) -> DecoderLayer:
     """Read a layer of a model of width `hidden`, whose tensors begin with a prefix."""
-    if isinstance(own := config.mixer, Attention) and own.head_dim % 32:
-        raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is no multiple of 32")
+    if isinstance(own := config.mixer, Attention):
+        _check_heads(own)
     if isinstance(own, GatedDelta) and (own.key_dim % 32 or own.value_dim % 32):
         raise UnsupportedGraphError(f"states of {own.key_dim} x {own.value_dim} numbers are no multiples of 32")
     matrices, floats = dict[str, Matrix](), dict[str, Float32Array]()

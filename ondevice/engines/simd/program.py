@@ -41,7 +41,7 @@ class Program:
 
     Attributes:
         models: the models; single rows of their tables are read in place, in the mapped files.
-        caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
+        caches: number of a cache (`Target.cached`) -> its index in a sequence's record.
         cache_shapes: int64[caches, 3], see `contract.slots.CACHE_SHAPES`.
         target: makes plans of the target's forwards.
         plan: `TargetPlanner.plan`, which keeps the MAX_PLANS last used ones; the whole one is made already.
@@ -75,8 +75,8 @@ class Program:
             preparation.compile(parts_of("simd"))
         self._pack = pack = open_pack(models.layout, models.files, threads, preparation)
         self._buffers = buffers = Buffers()
-        self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
-        self.cache_shapes = np.array([cache_shape(config.layers[layer].mixer) for layer in self.caches], np.int64)
+        self.caches = {number: place for place, number in enumerate(config.cached)}
+        self.cache_shapes = np.array([cache_shape(own) for own in config.cached.values()], np.int64)
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
         new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)
@@ -170,10 +170,14 @@ class BundleModels:
         matrices = [found for layer in target.layers for found in layer.by_purpose().items()]
         if (own := target.per_layer) is not None:
             matrices += [("per_layer_projection", [own.projection]), ("per_layer_table", [own.table])]
+        if (mtp := target.mtp) is not None:
+            matrices += [("drafter", [mtp.embedding, mtp.hidden, mtp.keys, mtp.values])]
         matrices += [("embedding", [target.table]), ("head", [target.head])]
         if drafter is not None:
             matrices += [("drafter", found) for layer in drafter.layers for found in layer.by_purpose().values()]
-            matrices += [("drafter", [drafter.pre_projection, drafter.post_projection])]
+            matrices += [
+                ("drafter", [each for each in (drafter.pre_projection, drafter.post_projection) if each is not None])
+            ]
             matrices += [("drafter_head", [drafter.head])]
         counts: dict[str, Counter[str]] = {}
         for purpose, found in matrices:

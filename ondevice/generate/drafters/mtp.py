@@ -38,25 +38,35 @@ SIBLING_INTERVAL = 8
 class MtpDrafter(TreeDrafter):
     """Drafts trees from the hidden state of the last verified token, drawing with the target's noise (`Sampler.guess`).
 
-    Every step of a round attends to the same verified KV at the same position (`Session.draft_step`), so a draft
-    depends only on the verified tokens and the noise of its positions: after a rejection it equals the draft of a fresh
-    prefill. The matching rule keeps it lossless under sampling too, which transformers' ratio test of an argmax draft
-    with the drafter's raw softmax is not. Drawing from sharper distributions, 0.85 of the temperature, gave 2.75 tokens
-    per round of the reference pair at temperature 1 instead of 2.81.
+    Every step of a round attends to the same verified KV at the same position, or with an MTP layer to the steps before
+    it too (`Session.draft_step`), so a draft depends only on the verified tokens and the noise of its positions: after
+    a rejection it equals the draft of a fresh prefill. The matching rule keeps it lossless under sampling too, which
+    transformers' ratio test of an argmax draft with the drafter's raw softmax is not. Drawing from sharper
+    distributions, 0.85 of the temperature, gave 2.75 tokens per round of the reference pair at temperature 1 instead of
+    2.81.
     """
 
     name = "mtp"
 
-    def __init__(self, vocab_size: int, branches: int = BRANCHES, acceptance: float | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        branches: int = BRANCHES,
+        acceptance: float | None = None,
+        *,
+        writes: bool = False,
+    ) -> None:
         """
         Args:
             vocab_size: number of token ids.
             branches: children of a token at most; 1 drafts chains.
             acceptance: measured probability that the target takes a first child; None where it is not known.
+            writes: whether a step writes keys and values, which those of later depths read (`Target.mtp`).
         """
         siblings = [SIBLING / rank for rank in range(1, GUESSES)]
         prior = PositionAcceptance() if acceptance is None else PositionAcceptance(acceptance, sure=SURE)
         super().__init__(vocab_size, branches, siblings, acceptance=prior)
+        self._writes = writes
         self._without_siblings = 0
         """Drafts since siblings were last guessed."""
 
@@ -110,12 +120,13 @@ class MtpDrafter(TreeDrafter):
             if node == ROOT:
                 step = session.draft_step(newest, self._hidden)
             else:
-                step = session.draft_step(tree.tokens[node], states[tree.parents[node]])
+                depth = len(tree.paths[node])
+                step = session.draft_step(tree.tokens[node], states[tree.parents[node]], depth)
             states[node] = step.hidden.copy()
             path = tree.paths[node]
             return self._valid(request.sampler.guess(step.logits, step.candidates, request.context, path, branches))
 
-        return self._grow(request, guess, step_runs=True).draft(self.name)
+        return self._grow(request, guess, step_runs=True, one_per_depth=self._writes).draft(self.name)
 
     def _branching(self, request: DraftRequest) -> int:
         """Children that a token of this draft may have."""

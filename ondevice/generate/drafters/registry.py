@@ -139,7 +139,8 @@ def _mtp(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.mtp import MtpDrafter
 
     assert engine.drafter is not None
-    return [MtpDrafter(engine.target.vocab_size, acceptance=engine.drafter.acceptance)]
+    target = engine.target
+    return [MtpDrafter(target.vocab_size, acceptance=engine.drafter.acceptance, writes=target.mtp is not None)]
 
 
 def _ngram(engine: Engine, costs: Costs) -> Sequence[Drafter]:

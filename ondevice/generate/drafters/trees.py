@@ -71,7 +71,9 @@ class TreeDrafter:
         self._newest = emitted[-1]
         self._hidden = outputs.hidden[path[-1]].copy()
 
-    def _grow(self, request: DraftRequest, guess: Guesser, *, step_runs: bool) -> GuessedTree:
+    def _grow(
+        self, request: DraftRequest, guess: Guesser, *, step_runs: bool, one_per_depth: bool = False
+    ) -> GuessedTree:
         """Grow a draft, likeliest token first, until it has `request.nodes` tokens or the next does not pay its row.
 
         Args:
@@ -79,6 +81,8 @@ class TreeDrafter:
             step_runs: whether `guess` runs a draft step. Then it is called when the expected first child of a node is
                 the likeliest token to be next, and the draft ends where the step does not pay. Otherwise it is called
                 as soon as the node is added.
+            one_per_depth: whether `guess` is called for one node of each depth at most, the likeliest: its steps leave
+                something behind that the steps of later depths read.
         """
         self._tree = tree = GuessedTree()
         expected = self._acceptance.conditional(request.nodes + 1).tolist()
@@ -97,7 +101,9 @@ class TreeDrafter:
                 return tree
             negative, _, node, added, chance = heappop(frontier)
             if added is None:
-                expanded = True
+                expanded = not one_per_depth or len(tree.paths[node]) == len(tree.guesses)
+                if not expanded:
+                    continue
                 if not request.pays_step(len(tree.tokens), -negative, len(tree.guesses)):
                     return tree
             else:

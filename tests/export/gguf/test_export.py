@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from gguf import GGMLQuantizationType as Kind
 import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8
 from ondevice.cli.main import main
 from ondevice.engines.choice import EngineName
+from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError, PairMismatchError, UsageError
 from ondevice_export import export
@@ -32,6 +35,7 @@ from tests.conftest import ENGINES
 from tests.export.gguf.files_made import add_vocabulary, gemma4_divisors, quantised, random_model, state_of, write_gguf
 from tests.export.logits import logits_of_both
 from tests.fixtures.hub import serving
+from tests.fixtures.mtp_layers import TorchLayer, add_mtp_layer, random_layer
 from tests.fixtures.published import published
 from tests.fixtures.tiny_drafters import save_drafter as save_family_drafter
 from tests.fixtures.tiny_models import save_drafter, save_target
@@ -338,6 +342,86 @@ def test_value_heads_in_the_order_of_files(
     bundle = Bundle.open(export(path, tmp_path / "bundle", quantize=weights, drafter="none", heads="none"))
     expected, own = logits_of_both(model, bundle, engine)
     np.testing.assert_allclose(own, expected, atol=share * np.abs(expected).max())
+
+
+def _mtp_layer(writer: Any, layer: TorchLayer, block: int, kind: Kind = Kind.F32) -> None:
+    """Write an MTP layer of Qwen3.5 as `_QwenMtpMixin` of llama.cpp's conversion names and changes its tensors."""
+    own = {"fc": "nextn.eh_proj", "pre_fc_norm_embedding": "nextn.enorm", "pre_fc_norm_hidden": "nextn.hnorm"}
+    own |= {"norm": "nextn.shared_head_norm", "layers.0.input_layernorm": "attn_norm"}
+    own |= {"layers.0.post_attention_layernorm": "post_attention_norm"}
+    own |= {f"layers.0.self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+    own |= {f"layers.0.self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+    own |= {f"layers.0.mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    own["layers.0.self_attn.o_proj"] = "attn_output"
+    writer.add_block_count(block + 1)
+    writer.add_nextn_predict_layers(1)
+    for name, value in layer.state_dict().items():
+        data, file_name = value.numpy(), f"blk.{block}.{own[name.removesuffix('.weight')]}.weight"
+        if data.ndim == 1:
+            writer.add_tensor(file_name, data + np.float32(1))
+        elif kind is Kind.F32:
+            writer.add_tensor(file_name, data)
+        else:
+            writer.add_tensor(file_name, gguf.quantize(data, kind), raw_dtype=kind)
+
+
+def _with_mtp_layer() -> tuple[Any, TorchLayer]:
+    fields = {**SIZES, **_DELTA, "hidden_size": 64, "head_dim": 32, "num_hidden_layers": 4}
+    config = transformers.Qwen3_5TextConfig(**fields, linear_num_value_heads=2, max_position_embeddings=256)
+    model = random_model(transformers.Qwen3_5ForCausalLM(config))
+    return model, random_layer(model)
+
+
+def test_the_mtp_layer_of_a_float_file_is_that_of_its_safetensors(tmp_path: Path) -> None:
+    model, layer = _with_mtp_layer()
+    model.save_pretrained(tmp_path / "hub")
+    add_mtp_layer(tmp_path / "hub", model)
+    more = partial(_mtp_layer, layer=layer, block=4)
+    path = write_gguf(tmp_path / "model.gguf", "qwen35", model.config, state_of(model), more=more)
+    own, hub = (
+        export(source, tmp_path / f"{source.stem}-bundle", quantize="none") for source in (path, tmp_path / "hub")
+    )
+    for name in ("target.onnx", "target.onnx.data", "drafter.onnx", "drafter.onnx.data"):
+        assert (own / name).read_bytes() == (hub / name).read_bytes(), name
+    found, expected = (Bundle.open(bundle).manifest for bundle in (own, hub))
+    assert (found.target, found.drafter) == (expected.target, expected.drafter)
+    assert found.drafter is not None
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_the_mtp_layer_of_a_quantised_file_keeps_its_blocks(kind: Kind, tmp_path: Path, kernels: None) -> None:
+    """Both halves of its joined matrix have the file's codes, and drafts change no token."""
+    model, layer = _with_mtp_layer()
+
+    def more(writer: Any) -> None:
+        _tokens(writer)
+        _mtp_layer(writer, layer, 4, kind)
+
+    path = write_gguf(tmp_path / "model.gguf", "qwen35", model.config, state_of(model), kind=kind, more=more)
+    kept, floats = (Bundle.open(export(path, tmp_path / way, quantize=way)) for way in ("keep", "none"))
+    whole = gguf.dequantize(gguf.quantize(layer.fc.weight.detach().numpy(), kind), kind)
+    for name, half in zip(("embedding", "hidden"), np.split(whole, 2, axis=1), strict=True):
+        table = floats.manifest.tensors["target.onnx"].tensors[f"mtp.{name}_projection.weight"]
+        with (floats.path / "target.onnx.data").open("rb") as file:
+            file.seek(table.offset)
+            np.testing.assert_array_equal(np.frombuffer(file.read(table.bytes), np.float32).reshape(half.shape), half)
+        form = kept.manifest.tensors["target.onnx"].tensors[f"mtp.{name}_projection.weight"].weight_format
+        assert form == {Kind.Q8_0: INT8, Kind.Q4_0: INT4, Kind.Q4_1: INT4_AFFINE}[kind]
+    steps = []
+    for bundle in (kept, floats):
+        engine = OrtEngine(bundle, threads=1)
+        session = engine.open_session()
+        engine.forward([Rows(session, TokenTree.chain([3, 5, 7, 9]), [3])])
+        session.commit(range(4))
+        steps.append(session.draft_step(11, np.linspace(-1, 1, 64, dtype=np.float32)).hidden.copy())
+        engine.close()
+    assert np.abs(steps[0] - steps[1]).max() < 0.05 * np.abs(steps[1]).max()
+    with ondevice.load(kept.path, engine="simd", threads=1) as loaded:
+        own: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.7, "seed": 5, "logit_bias": {7: 90.0, 9: 90.0}}
+        plain = loaded.generate([3, 5, 7, 9], drafter="none", **own)
+        drafted = loaded.generate([3, 5, 7, 9], drafter="mtp", num_assistant_tokens_schedule="constant", **own)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_accepted_tokens > 0
 
 
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from ondevice.native.functions import kernel
 @kernel
 def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """activations = quantised C * (the sum over j < window of tap j times the product B * x, j positions before a row);
-    with neither B nor C, out = silu(that sum of x).
+    with neither B nor C, out = silu(that sum of x), or sums = that sum of x.
 
     Units are rows. A row whose position is j before another's may be of the same forward: its product is computed
     again, from B and x, and not read from the cache, into which another thread may be writing it.
@@ -39,6 +39,8 @@ def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
         first = step.x + (row - number) * step.stride
         own, halves = first + number * step.stride, record + 8 * (CACHES + step.cache)
         out, committed = own + (3 if gated else 1) * line, sequence.length - sequence.base
+        if step.sums:
+            out = step.sums + row * line
         begin_sums(own, out, halves, committed + number, step)
         for j in range(1, min(step.window, sequence.length + depth + 1)):
             taps = step.taps + j * line
@@ -52,7 +54,7 @@ def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
             for i in range(0, line, 64):
                 store(out + i, load(out + i) * load(own + line + i))
             quantize_row(out, step.activations, np.int64(row), rows, channels, step.form)
-        else:
+        elif not step.sums:
             for i in range(0, line, 64):
                 store(out + i, silu(load(out + i)))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import add_normed, norm, norm_quantize_row, quantize_row
+from ondevice.engines.simd.kernels.attention.query_key_value import copy
 from ondevice.engines.simd.kernels.attention.scratch import source_row
 from ondevice.engines.simd.kernels.contract.slots import ALL, CANDIDATES, LOGITS, TOKENS, WANTED
 from ondevice.engines.simd.kernels.contract.steps import (
@@ -51,7 +52,7 @@ def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
     """h = (h + norm(x)) * scalar, float32[rows, width], in place; then activations = quantised norm(h), or quantised h.
 
     If the address of x is 0, h is unchanged; if that of the norm's weight is 0, x itself is added. With an `out_slot`,
-    norm(h) is also written to the address in that slot.
+    norm(h), or h without a norm, is also written to the address in that slot.
     """
     step = read_step(Residual, words)
     width, activations, form, eps = step.width, step.activations, step.form, bits_float(np.int32(step.eps))
@@ -64,8 +65,12 @@ def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
             add_normed(at, step.x + 4 * row * width, step.weight, step.scalar, width, eps)
         if step.out_slot:
             out = state[step.out_slot] + 4 * row * width
-            norm(at, step.next_weight, out, width, eps)
-            quantize_row(out, activations, row, rows, width, form)
+            if step.next_weight:
+                norm(at, step.next_weight, out, width, eps)
+            else:
+                copy(at, out, width)
+            if activations:
+                quantize_row(out, activations, row, rows, width, form)
         elif step.next_weight:
             norm_quantize_row(at, step.next_weight, activations, row, rows, width, form, eps)
         elif activations:

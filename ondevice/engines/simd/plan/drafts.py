@@ -25,21 +25,24 @@ from ondevice.engines.simd.model import DrafterModel, HeadsModel, Shortlist, Tar
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
+from ondevice.engines.simd.plan.mtp import MtpPlanner
 from ondevice.engines.simd.tensor_files import Matrix
 
 
 def pack_drafter(layout: PackLayout, model: DrafterModel) -> None:
-    """Add the drafter's matrices to the pack. A shortlist's rows are left out: they are read from the mapped file.
+    """Add the drafter's matrices to the pack. A shortlist's rows are left out: they are read from the mapped file; and
+    the target's head, which is in the pack.
 
     The target's rows of a list are packed a second time, because kernels multiply 16 rows that lie together: 12,288 of
     SmolLM2's took 1.57 ms of a step where they were gathered from the table, and a whole step takes 0.24 ms.
     """
-    if model.shortlist is None:
+    if model.shortlist is None and model.head not in layout.places:
         layout.add(model.head)
     for layer in model.layers:
         pack_layer(layout, layer)
-    layout.add(model.pre_projection)
-    layout.add(model.post_projection)
+    for projection in (model.pre_projection, model.post_projection):
+        if projection is not None:
+            layout.add(projection)
 
 
 def pack_heads(layout: PackLayout, model: HeadsModel) -> None:
@@ -89,6 +92,8 @@ def drafter_plan(
 
     builder, caches, lookup: as for `LayerPlanner`
     """
+    if model.pre_projection is None or model.post_projection is None:
+        return _mtp_plan(model, target, builder, caches, lookup)
     buffers = builder.buffers
     layers = LayerPlanner(builder, model, caches, lookup)
     backbone, width = target.config.hidden_size, model.config.hidden_size
@@ -102,13 +107,12 @@ def drafter_plan(
     builder.quantize(slots.ALL, stream.hidden, width, entry, after, model.norm, slots.HIDDEN)
     builder.project(slots.ALL, after, entry, buffers.hold(following))
     state, shortlist, cap = buffers.hold(normed), model.shortlist, None
-    if model.tokens is not None:
+    if model.config.target_head:
         state, width, entry, cap = buffers.hold(following), backbone, wide, target.config.softcap
     if shortlist is None:
         builder.quantize(slots.ALL, state, width, entry, model.head)
         builder.project(slots.ALL, model.head, entry, out_slot=slots.LOGITS, cap=cap)
-        candidates = _read_only(np.arange(model.head.rows) if model.tokens is None else model.tokens)
-        logits_width = builder.places[model.head].tiles * TILE
+        candidates, logits_width = _scored(model), builder.places[model.head].tiles * TILE
     else:
         clusters, scores = len(shortlist.ids), buffers.floats(len(shortlist.ids))
         assert not isinstance(shortlist.centroids, Matrix)
@@ -116,6 +120,35 @@ def drafter_plan(
         logits_width = _shortlisted(builder, shortlist, model.head, state, width, scores, clusters, clustered=True)
         candidates = np.zeros(logits_width, np.int64)
     return DraftPlan(builder.plan(), joined[backbone:], normed, candidates, logits_width, following=following)
+
+
+def _mtp_plan(
+    model: DrafterModel,
+    target: TargetModel,
+    builder: PlanBuilder,
+    caches: Mapping[int, int],
+    lookup: LookupSettings | None,
+) -> DraftPlan:
+    """Plan a step with the target's MTP layer, as `drafter_plan` does. The residual stream behind the layer is the
+    hidden state of the next step.
+    """
+    buffers, width = builder.buffers, model.config.hidden_size
+    layers, own = LayerPlanner(builder, model, caches, lookup), model.config.attention[0]
+    assert target.mtp is not None
+    hidden, normed, following = (np.zeros(width, np.float32) for _ in range(3))
+    stream = Stream(slots.ALL, buffers.hold(following))
+    inputs = MtpPlanner(builder, target, target.mtp, caches, (model.config, own.rotary), stream.hidden)
+    inputs.add_step(buffers.hold(hidden))
+    layers.add(stream, 0, len(model.layers))
+    builder.quantize(slots.ALL, stream.hidden, width, layers.entry, model.head, model.norm, slots.HIDDEN)
+    builder.project(slots.ALL, model.head, layers.entry, out_slot=slots.LOGITS, cap=target.config.softcap)
+    logits_width = builder.places[model.head].tiles * TILE
+    return DraftPlan(builder.plan(), hidden, normed, _scored(model), logits_width, following=following)
+
+
+def _scored(model: DrafterModel) -> NDArray[np.int64]:
+    """The ids of the tokens that a drafter without clusters scores, int64[C]."""
+    return _read_only(np.arange(model.head.rows) if model.tokens is None else model.tokens)
 
 
 def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> DraftPlan:

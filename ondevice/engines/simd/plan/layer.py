@@ -294,7 +294,8 @@ class LayerPlanner:
         else:
             self._attend_to_chosen(attend, self._lookup)
         if body.gated:
-            gate = x + 4 * (body.query_width + 2 * body.kv_width)
+            between = 2 * body.kv_width if body.kv_source is None else 0
+            gate = x + 4 * (body.query_width + between)
             builder.add(
                 Gate(row_set, self._mixed, body.query_width, gate, stride, self._inner, form=input_form(output))
             )

@@ -9,11 +9,12 @@ from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.contract import slots
-from ondevice.engines.simd.kernels.contract.steps import PerLayer, Select
+from ondevice.engines.simd.kernels.contract.steps import PerLayer, Residual, Select
 from ondevice.engines.simd.model import TargetModel
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
+from ondevice.engines.simd.plan.mtp import MtpPlanner, pack_mtp
 from ondevice.engines.simd.tensor_files import Matrix
 
 EMBEDDING_STEPS = 1
@@ -28,6 +29,8 @@ def pack_target(layout: PackLayout, model: TargetModel) -> None:
     if model.per_layer is not None:
         layout.add(model.per_layer.projection)
     layout.add(model.head)
+    if model.mtp is not None:
+        pack_mtp(layout, model.mtp)
 
 
 def expert_share(model: TargetModel, places: Mapping[Matrix, Packed]) -> ExpertShare | None:
@@ -85,6 +88,11 @@ class TargetPlanner:
             self._all = self._all._replace(per_layer=address)
             self._wanted = self._wanted._replace(per_layer=builder.rows(self._per_layer_width))
             self._scratch = buffers.floats(threads * self._per_layer_width)
+        self._mtp: MtpPlanner | None = None
+        if model.mtp is not None and config.mtp is not None:
+            self._mtp = MtpPlanner(
+                builder, model, model.mtp, caches, (config, config.mtp.rotary), builder.rows(config.hidden_size)
+            )
 
     def stops_at(self, path: LayerPath) -> int:
         """Index of the layer before which all rows are computed; from there on, only the wanted rows are."""
@@ -140,5 +148,11 @@ class TargetPlanner:
             builder.add(Select(self._all.per_layer, wanted.per_layer, self._per_layer_width))
         layers.add(wanted, start, stop, path)
         if path.stop is None:
-            builder.quantize(slots.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, slots.HIDDEN)
+            normed = slots.HIDDEN
+            if self._mtp is not None:
+                normed = 0
+                builder.add(Residual(slots.WANTED, wanted.hidden, width, builder.eps, out_slot=slots.HIDDEN))
+                if path.is_whole:
+                    self._mtp.add_rows(self._all.hidden)
+            builder.quantize(slots.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, normed)
             builder.project(slots.WANTED, model.head, layers.entry, out_slot=slots.LOGITS, cap=model.config.softcap)

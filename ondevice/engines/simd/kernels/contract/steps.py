@@ -78,7 +78,8 @@ class Residual(NamedTuple):
     next_weight: int = 0
     """Address of float32[width], the weight of the norm before quantisation; 0 to quantise the sum itself."""
     out_slot: int = 0
-    """The slot with the address of float32[rows, width] to which the normed rows are written too; 0 for none."""
+    """The slot with the address of float32[rows, width] to which the normed rows are written too, or without a norm the
+    sums; 0 for none."""
     activations: int = 0
     """Address of the activations [rows, width]; 0 to quantise nothing."""
     form: int = 0
@@ -462,7 +463,7 @@ class Attend(NamedTuple):
 
 class Convolve(NamedTuple):
     """activations = C * (the sum over j < window of tap j times the product B * x of j positions before), quantised; or
-    with neither B nor C, out = silu(that sum of x).
+    with neither B nor C, out = silu(that sum of x), or sums = that sum of x.
 
     A row's own product, or x, is written to its sequence's cache.
     """
@@ -470,7 +471,7 @@ class Convolve(NamedTuple):
     row_set: int
     x: int
     """Address of the first row's B, C and x, float32[3, channels], or of x, float32[channels]; behind it are the sums,
-    float32[channels]."""
+    float32[channels], unless they have an address of their own."""
     stride: int
     """Bytes to the next row's."""
     channels: int
@@ -485,6 +486,8 @@ class Convolve(NamedTuple):
     activations: int
     """Address of the activations [rows, channels] that are written; 0 with neither B nor C."""
     form: int
+    sums: int = 0
+    """Address of float32[rows, channels], the sums of x themselves; 0 for the other two forms."""
 
 
 # The steps of the gated delta rule.
