@@ -34,6 +34,7 @@ from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import (
     DrafterCheckpoint,
     TargetCheckpoint,
+    checkpoint_shapes,
     open_drafter,
     open_target,
     own_drafter,
@@ -215,7 +216,9 @@ def _calibration(
 
 def _write_int8(target: TargetCheckpoint, advance: Advance, out: Path) -> Bundle:
     """A bundle of the target alone with 8 bits per weight, through which the text of a calibration is run."""
-    alone = dataclasses.replace(target, vision=None, audio=None)
+    config = dataclasses.replace(target.config, mtp=None)
+    shapes = checkpoint_shapes(config, target.tensors.names)
+    alone = dataclasses.replace(target, vision=None, audio=None, config=config, shapes=shapes)
     with BundleWriter(out) as bundle:
         graphs = GraphFiles(bundle.directory, _INT8, advance)
         graphs.write_target(alone)

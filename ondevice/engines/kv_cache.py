@@ -138,7 +138,8 @@ class KVCache:
             and padding.
 
         Raises:
-            ValueError: an interrupt has left the cache without the rows of these positions.
+            ValueError: an interrupt has left the cache without the rows of these positions, or there are more new rows
+                than a sliding cache has room for.
         """
         start = self._first(length)
         if start < self.base:
@@ -148,7 +149,11 @@ class KVCache:
             if self._history is None:
                 self._allocate(max(2 * self.capacity, stop), keep=True)
             else:
-                self._slide(length)
+                self._slide(length, self._slack)
+                if stop - self.base > self.capacity:
+                    self._slide(length, 0)
+                if stop - self.base > self.capacity:
+                    raise ValueError(f"{rows} rows do not fit into a cache for {self.capacity}")
         return start, stop
 
     def parts(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -244,8 +249,8 @@ class KVCache:
         first = (base - self.base) // self._units.positions
         return slice(first, first + self._count(length - base))
 
-    def _slide(self, length: int) -> None:
-        base = max(self.base, self._first(max(0, length - self._slack)))
+    def _slide(self, length: int, slack: int) -> None:
+        base = max(self.base, self._first(max(0, length - slack)))
         kept, count = self._kept(base, length), self._count(length - base)
         self.base = length  # after an interrupt here, no rewind is possible
         for buffer in self._buffers.values():

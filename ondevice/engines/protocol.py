@@ -386,14 +386,6 @@ class TokenTree:
                 seen[row] |= seen[parent]
         return seen
 
-    def behind(self, tokens: Sequence[int]) -> TokenTree:
-        """The tree behind a chain of other tokens."""
-        if not tokens:
-            return self
-        count = len(tokens)
-        parents = np.concatenate([np.arange(-1, count - 1), self.parents + count])
-        return TokenTree(np.concatenate([np.array(tokens, np.int64), self.tokens]), parents)
-
     def is_path(self, rows: Sequence[int]) -> bool:
         """Whether the first of these rows follows the committed tokens, and each other one the row before it."""
         parent = ROOT

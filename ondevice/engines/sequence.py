@@ -85,7 +85,7 @@ class CachedSequence(ABC):
 
     @property
     def unread(self) -> Sequence[int]:
-        """The last committed tokens that the states are not behind: the next forward reads them again."""
+        """The last committed tokens that the states are not behind: they pass them in the next forward."""
         return self._tokens[self._read :]
 
     @property

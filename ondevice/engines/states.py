@@ -2,8 +2,9 @@
 
 Unlike keys and values, a state has no rows that could be dropped: it is that of all tokens up to one position. So a
 sequence has two of each layer: behind the tokens that a forward was given as committed, and behind all its rows. Where
-the rows are committed as a whole, the second is the next forward's first; else the next forward begins with the
-committed rows of this one, which it reads again.
+the rows are committed as a whole, the second is the next forward's first. Else the first passes the committed rows of
+this one in the next forward: in `simd` alone, by keys, values and gates that the convolution's cache has, in `ort` with
+all layers, which run them again.
 """
 
 from __future__ import annotations

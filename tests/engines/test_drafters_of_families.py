@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import ondevice
 from ondevice import Model
-from ondevice.bundle import Bundle
+from ondevice.bundle import MANIFEST, Bundle
 from ondevice.cli.main import main
 from ondevice.engines.protocol import Rows, Session, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
@@ -20,7 +22,7 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.errors import BundleCorruptError
 from ondevice_export import export
 from tests.conftest import ENGINES, MakePair, Once
-from tests.fixtures.hostile import hostile_bundle, token_ids
+from tests.fixtures.hostile import KINDS, hostile_bundle, numbers, token_ids
 from tests.fixtures.tiny_drafters import DRAFTERS
 from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
@@ -161,6 +163,72 @@ def test_a_step_over_other_caches_is_nearly_the_same(bundles: Path, name: str, s
         found.append(session.draft_step(11, np.ones(engine.target.hidden_size, np.float32)).hidden.copy())
         engine.close()
     assert np.sqrt(((found[0] - found[1]) ** 2).mean()) < 0.1 * np.sqrt((found[1] ** 2).mean())
+
+
+def _in_mtp(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["target"]["mtp"].update(changes)
+
+
+def _in_drafter(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["drafter"].update(changes)
+
+
+def _in_attention(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["drafter"]["layers"][0]["blocks"][0]["body"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_in_mtp(window=4), "no full attention of its own"),
+        (_in_mtp(kv_source=3), "norms keys and values that it does not have"),
+        (_in_mtp(k_eq_v=True), "values of the MTP layer are no projection without a bias"),
+        (_in_mtp(bias=True), "values of the MTP layer are no projection without a bias"),
+        (_in_mtp(kv_heads=3), "cannot share 3 KV heads"),
+        (_in_mtp(kv_heads=2), "layer 0 of the drafter cannot read layer 5's cache"),
+        (_in_mtp(rotary=1), "rotary of the MTP layer"),
+        (_in_drafter(target_head=False), "a drafter with an MTP layer has another form"),
+        (_in_drafter(norm_eps=1e-5), "the hidden size and epsilon"),
+        (_in_attention(kv_source=3), "layer 0 of the drafter reads the cache 3"),
+        (_in_attention(kv_source=4), "layer 0 of the drafter reads the cache 4"),
+        (lambda data: data["target"].update(mtp=None), "layer 0 of the drafter reads the cache 5"),
+    ],
+)
+def test_a_malformed_mtp_layer_is_refused(
+    change: Callable[[dict[str, Any]], None], words: str, bundles: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundles / "qwen3.5-mtp", tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / MANIFEST
+    data = json.loads(manifest.read_text("utf-8")) | {"sha256": None}
+    change(data)
+    manifest.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(BundleCorruptError, match=words):
+        Bundle.open(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_numbers_of_an_mtp_layer_change_no_token(kind: str, bundles: Path, tmp_path: Path) -> None:
+    names = ("mtp.hidden_norm.weight", "mtp.embedding_norm.weight", "mtp.self_attn.k_norm.weight")
+    hostile = hostile_bundle(bundles / "qwen3.5-mtp", tmp_path / "bundle", dict.fromkeys(names, numbers(kind)))
+    replies = []
+    for path, drafter in ((bundles / "qwen3.5-mtp", "none"), (hostile, "mtp")):
+        try:
+            with ondevice.load(path, engine="simd", threads=1) as model:
+                replies.append(
+                    model.generate(PROMPT, max_new_tokens=12, temperature=0.7, seed=2, drafter=drafter).token_ids
+                )
+        except BundleCorruptError:  # numbers that are not finite
+            assert path == hostile
+            return
+    assert replies[0] == replies[1]
+
+
+def test_a_depth_that_no_draft_has_is_refused(bundles: Path) -> None:
+    with ondevice.load(bundles / "qwen3.5-mtp", engine="simd", threads=1) as model:
+        session = read(model.engine.open_session(), PROMPT)
+        for depth in (-1, session.max_rows(), 10**30):
+            with pytest.raises(ValueError, match="drafted tokens cannot precede another"):
+                session.draft_step(5, np.ones(model.engine.target.hidden_size, np.float32), depth)
 
 
 def test_a_list_that_names_no_tokens_is_refused_by_simd(bundles: Path, tmp_path: Path) -> None:

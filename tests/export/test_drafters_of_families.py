@@ -20,6 +20,7 @@ from ondevice_export.families import mtp as mtp_layers
 from tests.fixtures.mtp_layers import TorchLayer, random_layer
 from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
 from tests.fixtures.tiny_families import VOCAB, WINDOW, save_family
+from tests.text.tokenizers_made import byte_level
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 2 * WINDOW + 5).tolist()
 
@@ -158,6 +159,30 @@ def test_mtp_layers_of_other_forms_are_left_out_with_a_note(change: dict[str, ob
     bundle = Bundle.open(export(tmp_path / "model", tmp_path / "bundle", note=notes.append))
     assert bundle.manifest.drafter is None
     assert any("its MTP layers are left out" in note for note in notes)
+
+
+def test_a_calibrated_export_leaves_an_mtp_layer_as_it_is(tmp_path: Path, kernels: None) -> None:
+    """No text is run through it: its matrices are those of an export without a calibration, the model's are not."""
+    save_family(tmp_path / "model", MTP)
+    (tmp_path / "model" / "tokenizer.json").write_text(byte_level()._backend.to_str(), "utf-8")
+    (tmp_path / "text").write_text("A text that the model reads for its calibration. " * 40, "utf-8")
+    plain, calibrated = (
+        Bundle.open(export(tmp_path / "model", tmp_path / name, quantize="int4", calibrate=text))
+        for name, text in (("plain", None), ("calibrated", str(tmp_path / "text")))
+    )
+    assert plain.manifest.drafter == calibrated.manifest.drafter is not None
+
+    def differ(name: str) -> bool:
+        found = []
+        for bundle in (plain, calibrated):
+            table = bundle.manifest.tensors["target.onnx"].tensors[name]
+            with (bundle.path / "target.onnx.data").open("rb") as file:
+                file.seek(table.offset)
+                found.append(file.read(table.bytes))
+        return found[0] != found[1]
+
+    assert not any(differ(f"mtp.{name}.weight") for name in ("hidden_projection", "self_attn.k_proj"))
+    assert differ("layers.0.mlp.down_proj.weight")
 
 
 def test_an_incomplete_mtp_layer_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.bundle_format.manifest import Manifest
-from ondevice.bundle_format.tensor_table import EMBEDDING
+from ondevice.bundle_format.tensor_table import EMBEDDING, MTP
 from ondevice.engines.simd.layer_inputs import LayerInputs
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import CheckpointError, PromptError, UsageError
@@ -290,7 +290,7 @@ def _inner_name(name: str, layer: int) -> str:
 
 
 def _layer_of(name: str) -> int | None:
-    """The layer that a tensor's name in a checkpoint tells."""
-    words = name.split(".")
+    """The layer that a tensor's name in a checkpoint tells; None for an MTP layer, through which no text is run."""
+    words = [] if name.startswith(MTP) else name.split(".")
     places = [index for index, word in enumerate(words[:-1]) if word == "layers" and words[index + 1].isdecimal()]
     return int(words[places[-1] + 1]) if places else None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.decoder import Attention, Mixer
+from ondevice.bundle_format.decoder import Attention, GatedDelta, Mixer, ShortConvolution
 from ondevice.engines.kv_cache import KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionOptions, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.contract.attention_memory import CENTROIDS, SPAN, UNIT
@@ -72,7 +72,15 @@ def cache_unit(kind: KVCacheType, own: Mixer) -> np.dtype[Any]:
     """The dtype of a unit of a layer's keys, and of its values; or of each half of a convolution's rows, float32."""
     if isinstance(own, Attention):
         return unit_type(kind, own.kv_heads, own.head_dim)
-    return np.dtype((np.float32, (UNIT * own.kv_width,)))
+    return np.dtype((np.float32, (UNIT * half_width(own),)))
+
+
+def half_width(own: ShortConvolution | GatedDelta) -> int:
+    """Numbers in each half of a row of a convolution's cache. Behind the channels, those of a gated delta rule have the
+    row's b in the first half, and its a in the second: with them states can pass the row once more.
+    """
+    gates = own.value_heads if isinstance(own, GatedDelta) else 0
+    return own.kv_width + -(-gates // TILE) * TILE
 
 
 def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import HeadsEntry
-from ondevice.engines.kv_cache import KVCache, make_caches
+from ondevice.engines.kv_cache import MARGIN, KVCache, make_caches
 from ondevice.engines.layer_path import LayerPath, PathMemory
 from ondevice.engines.protocol import (
     DraftStep,
@@ -136,8 +136,7 @@ class SimdEngine:
             and continuation.drafting is not None
         ):
             return [self._draft_and_verify(sessions[0], batch[0], continuation, continuation.drafting)]
-        self._make_room(sessions, batch)
-        rows = ForwardRows.of(batch, self._pad, [session.unread for session in sessions])
+        rows = ForwardRows.of(batch, self._pad, [len(session.unread) for session in sessions])
         if sessions[0].looks_up or self.target.states:  # codes of keys, and states, are set between two forwards
             rows.continuation = None
         is_whole = rows.path.is_whole
@@ -171,13 +170,6 @@ class SimdEngine:
             outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read, chosen))
             first += count
         return outputs
-
-    def _make_room(self, sessions: Sequence[SimdSession], batch: Sequence[Rows]) -> None:
-        """Read what sessions have to read again in forwards of their own, if it does not fit beside the rows."""
-        counts = [len(session.unread) + len(rows.tree) for session, rows in zip(sessions, batch, strict=True)]
-        if sum(counts) > self.most_rows or max(counts) > self.rows_of_one:
-            for session in sessions:
-                session.read_again()
 
     def _draft_and_verify(
         self, session: SimdSession, given: Rows, continuation: MultiStep, drafting: EngineDrafts
@@ -305,6 +297,7 @@ class SimdSession(CachedSequence):
     def max_rows(self, block: int = 1) -> int:
         self.check_open()
         most = self.engine.rows_of_one if self._index is None else min(self.engine.rows_of_one, self._index.most_rows)
+        most = min(most, self.engine.rows_of_one + MARGIN - len(self.unread))  # both are in the convolutions' cache
         return min(most, self.engine.context_length - self.length)
 
     @property
@@ -338,9 +331,9 @@ class SimdSession(CachedSequence):
         length, record = self.length, self._record
         kept, self._kept = self._kept, None  # the forward that begins may overwrite these rows
         self._pending = self._drafts_after = self._lease = None
-        first = self._read
+        first = self._read  # states pass what follows once more, from the rows of the convolutions' cache
         for cache in self._caches.values():
-            cache.reserve(first, rows)
+            cache.reserve(first, length - first + rows)
         record.follow(self._caches)
         self._follow_index(length)
         if self._states is not None:
@@ -348,18 +341,6 @@ class SimdSession(CachedSequence):
             record.follow_states(self._states)
             self._states.lost = first < length  # until `finish`: the kernels replace them
         return record, kept if kept is not None and (kept.length, kept.bases) == (length, self._bases) else None
-
-    def read_again(self) -> None:
-        """Run the tokens that the states are not behind."""
-        if not (unread := self.unread):
-            return
-        tokens = self._tokens
-        try:
-            self._tokens = tokens[: -len(unread)]
-            self.engine.forward([Rows(self, TokenTree.chain(unread), [])])
-            self.commit(range(len(unread)))
-        finally:
-            self._tokens = tokens
 
     def keep(self, passed: LayerPath, tree: TokenTree, streams: list[Float32Array]) -> None:
         """Keep what a draft forward computed in the lower layers, for the next forward."""

@@ -74,7 +74,7 @@ class SequenceRecord(SlotArray):
         self._version = 0
 
     def set_rows(self, tree: TokenTree, length: int, unread: int = 0) -> None:
-        """Write the rows of a forward that follow `length` tokens; the first `unread` of them are committed too.
+        """Write the rows of a forward that follow `length` tokens; the states are not behind the last `unread` of them.
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """

@@ -128,7 +128,7 @@ def scratch_bytes(*decoders: Decoder) -> int:
     """Bytes of working memory that a thread needs for the steps of these models, beside that of attention."""
     layers = [layer.mixer for decoder in decoders for layer in decoder.layers]
     heads = [own.head_dim for own in layers if isinstance(own, Attention)]
-    states = [own.key_dim * (STATE_COLUMNS + 2) for own in layers if isinstance(own, GatedDelta)]
+    states = [own.key_dim * (STATE_COLUMNS + 2) + 2 * STATE_COLUMNS for own in layers if isinstance(own, GatedDelta)]
     return max(SCRATCH_BYTES, 4 * max(heads + states))
 
 

@@ -47,7 +47,7 @@ class ForwardRows:
         lengths: the position of each session's first row.
         sizes, firsts: number of rows of each session, and the index of its first one.
         counts: number of wanted rows of each session.
-        unread: number of each session's first rows that are committed, and that its states are not behind.
+        unread: number of each session's last committed tokens that its states are not behind.
         tokens: int64[T], the tokens of all rows.
         positions: int64[T]
         wanted: int64[R], the indices of the wanted rows among all rows.
@@ -81,15 +81,10 @@ class ForwardRows:
         self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
 
     @classmethod
-    def of(cls, rows: Sequence[Rows], pad: int, before: Sequence[Sequence[int]]) -> ForwardRows:
-        """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have, and
-        `before` the committed tokens of each session that are read again.
-        """
-        trees = [each.tree.behind(tokens) for each, tokens in zip(rows, before, strict=True)]
-        unread = [len(tokens) for tokens in before]
-        lengths = [each.session.length - count for each, count in zip(rows, unread, strict=True)]
-        wanted = [[count + row for row in each.wanted] for each, count in zip(rows, unread, strict=True)]
-        batch = cls(rows[0].path, trees, lengths, wanted, unread)
+    def of(cls, rows: Sequence[Rows], pad: int, unread: Sequence[int]) -> ForwardRows:
+        """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have."""
+        lengths = [each.session.length for each in rows]
+        batch = cls(rows[0].path, [each.tree for each in rows], lengths, [each.wanted for each in rows], unread)
         if any(each.soft is not None for each in rows):
             soft = np.flatnonzero(batch.tokens < 0)
             batch.soft = soft, np.concatenate([each.soft for each in rows if each.soft is not None])

@@ -15,7 +15,7 @@ from ondevice.engines.simd.kernels.attention.scratch import read_sequence, seque
 from ondevice.engines.simd.kernels.contract.slots import CACHES, STOP
 from ondevice.engines.simd.kernels.contract.steps import Convolve
 from ondevice.engines.simd.kernels.isa.jit import read_step
-from ondevice.engines.simd.kernels.isa.memory import first_unit, read_i64
+from ondevice.engines.simd.kernels.isa.memory import first_unit, read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.isa.vector import fma, load, silu, store
 from ondevice.native.functions import kernel
 
@@ -42,6 +42,8 @@ def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
         if step.sums:
             out = step.sums + row * line
         begin_sums(own, out, halves, committed + number, step)
+        if step.gates:
+            keep_gates(step.gates + 8 * row * step.heads, halves, committed + number, step)
         for j in range(1, min(step.window, sequence.length + depth + 1)):
             taps = step.taps + j * line
             if j <= depth:
@@ -49,7 +51,7 @@ def convolve(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
                 for i in range(0, line, 64):
                     store(out + i, fma(product(other + i, line, gated), load(taps + i), load(out + i)))
             else:
-                add_cached(out, halves, committed + depth - j, taps, channels)
+                add_cached(out, halves, committed + depth - j, taps, step)
         if gated:
             for i in range(0, line, 64):
                 store(out + i, load(out + i) * load(own + line + i))
@@ -64,7 +66,7 @@ def begin_sums(own: int, out: int, halves: int, row: int, step: Convolve) -> Non
     """out = the first tap times a row's own product, which is written to row `row` of its cache."""
     line, gated = 4 * step.channels, step.activations != 0
     for half in range(2):
-        at, part = cache_row(halves + 8 * half, row, step.channels), half * line // 2
+        at, part = cache_row(halves + 8 * half, row, step.half), half * line // 2
         for i in range(0, line // 2, 64):
             own_product = product(own + part + i, line, gated)
             store(at + i, own_product)
@@ -72,10 +74,20 @@ def begin_sums(own: int, out: int, halves: int, row: int, step: Convolve) -> Non
 
 
 @kernel
-def add_cached(out: int, halves: int, row: int, taps: int, channels: int) -> None:
-    """out += taps times row `row` of a cache."""
+def keep_gates(gates: int, halves: int, row: int, step: Convolve) -> None:
+    """Write a row's gates, float32[2, heads], behind the halves of its row in the cache."""
     for half in range(2):
-        at, part = cache_row(halves + 8 * half, row, channels), half * 2 * channels
+        at = cache_row(halves + 8 * half, row, step.half) + 2 * step.channels
+        for head in range(step.heads):
+            write_f32(at + 4 * head, read_f32(gates + 4 * (half * step.heads + head)))
+
+
+@kernel
+def add_cached(out: int, halves: int, row: int, taps: int, step: Convolve) -> None:
+    """out += taps times row `row` of a cache."""
+    channels = step.channels
+    for half in range(2):
+        at, part = cache_row(halves + 8 * half, row, step.half), half * 2 * channels
         for i in range(0, 2 * channels, 64):
             place = part + i
             store(out + place, fma(load(at + i), load(taps + place), load(out + place)))
@@ -94,15 +106,33 @@ def ancestor(paths: int, path_width: int, row: int, depth: int) -> Any:
 
 
 @kernel
-def cache_row(half: int, row: int, channels: int) -> Any:
-    """The address of a row in a half of a cache; `half` is the address of the half's address."""
-    return read_i64(half) + row * 2 * channels
+def cache_row(half: int, row: int, line: int) -> Any:
+    """The address of a row, of `line` bytes, in a half of a cache; `half` is the address of the half's address."""
+    return read_i64(half) + row * line
 
 
 @kernel
-def move_product(halves: int, old: int, new: int, channels: int) -> None:
+def cached_sum(halves: int, row: int, earlier: int, channel: int, step: Any) -> Any:
+    """The sums that `convolve` has computed of 16 channels of row `row` of a cache, before which it has `earlier` rows
+    of the sequence: with the same operations in the same order.
+
+    channel : the first of the 16
+    step : a step with the fields `taps`, `window` and `half` of `Convolve`, and those of `Recur` for the channels
+    """
+    channels = 2 * step.key_heads * step.key_dim + step.value_heads * step.value_dim
+    half = 2 * channel // channels
+    at, place = halves + 8 * half, 4 * channel - 2 * half * channels
+    total = load(cache_row(at, row, step.half) + place) * load(step.taps + 4 * channel)
+    for j in range(1, min(step.window, earlier + 1)):
+        tap = load(step.taps + 4 * (j * channels + channel))
+        total = fma(load(cache_row(at, row - j, step.half) + place), tap, total)
+    return silu(total)
+
+
+@kernel
+def move_product(halves: int, old: int, new: int, line: int) -> None:
     """Copy row `old` of a cache to row `new`. `halves` is the address of the addresses of both halves."""
     for half in range(2):
-        source, to = cache_row(halves + 8 * half, old, channels), cache_row(halves + 8 * half, new, channels)
-        for i in range(0, 2 * channels, 64):
+        source, to = cache_row(halves + 8 * half, old, line), cache_row(halves + 8 * half, new, line)
+        for i in range(0, line, 64):
             store(to + i, load(source + i))

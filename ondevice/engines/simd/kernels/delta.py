@@ -16,7 +16,7 @@ from ondevice.engines.simd.kernels.attention.scratch import Sequence, read_seque
 from ondevice.engines.simd.kernels.contract.matrices import STATE_COLUMNS
 from ondevice.engines.simd.kernels.contract.slots import CACHES, SEQUENCE_COUNT, SEQUENCES, STOP, UNREAD
 from ondevice.engines.simd.kernels.contract.steps import Gate, Recur
-from ondevice.engines.simd.kernels.convolution import ancestor
+from ondevice.engines.simd.kernels.convolution import ancestor, cache_row, cached_sum
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, maximum, store, sum_lanes
@@ -33,9 +33,9 @@ _THIRD, _FIFTH, _SEVENTH, _NINTH, _ELEVENTH, _THIRTEENTH = (_F(1 / n) for n in r
 def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
     """out = the outputs of all value heads, float32[rows, value_width]; the states are written behind the rows.
 
-    The first UNREAD rows of a sequence are committed: its present states are replaced by those behind them. Behind the
-    others, if they are a chain, the following states are written. `scratch` is the address of this thread's working
-    memory: float32[key_dim, STATE_COLUMNS], then float32[2, key_dim].
+    The present states of a sequence pass its UNREAD last committed tokens first, by what the convolution's cache has of
+    them. Behind the rows, if they are a chain, the following states are written. `scratch` is the address of this
+    thread's working memory: float32[key_dim, STATE_COLUMNS], float32[2, key_dim], float32[2, STATE_COLUMNS].
     """
     step = read_step(Recur, words)
     parts = step.value_dim // STATE_COLUMNS
@@ -48,27 +48,25 @@ def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scrat
         present = read_i64(record + 8 * (CACHES + step.states)) + offset
         following = read_i64(record + 8 * (CACHES + step.states + 1)) + offset
         copy_in(present, scratch, step)
-        for row in range(unread):
-            pass_row(step, sequence.first_row + row, head, part, scratch)
+        for number in range(unread):
+            pass_cached(step, record, sequence.base, sequence.length - unread + number, head, part, scratch)
         if unread:
             copy_out(scratch, present, step)
         if not sequence.paths:
-            for row in range(unread, sequence.rows):
+            for row in range(sequence.rows):
                 pass_row(step, sequence.first_row + row, head, part, scratch)
             copy_out(scratch, following, step)
         else:
-            for row in range(unread, sequence.rows):
+            for row in range(sequence.rows):
                 copy_in(present, scratch, step)
-                pass_path(step, state, sequence, unread, row, head, part, scratch)
+                pass_path(step, state, sequence, row, head, part, scratch)
 
 
 @kernel
-def pass_path(
-    step: Recur, state: np.ndarray, sequence: Sequence, unread: int, row: int, head: int, part: int, scratch: int
-) -> None:
+def pass_path(step: Recur, state: np.ndarray, sequence: Sequence, row: int, head: int, part: int, scratch: int) -> None:
     """Pass a row of a tree and its ancestors, from behind the committed rows on."""
     depth = read_i64(state[STOP] + 8 * (sequence.first_row + row)) - 1 - sequence.length
-    for level in range(unread, depth + 1):
+    for level in range(depth + 1):
         passed = ancestor(sequence.paths, sequence.path_width, row, level)
         pass_row(step, sequence.first_row + passed, head, part, scratch)
 
@@ -91,16 +89,57 @@ def copy_out(scratch: int, part: int, step: Recur) -> None:
 
 @kernel
 def pass_row(step: Recur, row: int, head: int, part: int, scratch: int) -> None:
-    """Pass one row: S *= decay; S += k outer (share * (v - k @ S)); out = q @ S, for the columns of a part."""
+    """Pass one row of the forward, for the columns of a part, and write its output."""
     size, columns = step.key_dim, 4 * (head * step.value_dim + STATE_COLUMNS * part)
-    x = step.x + row * step.stride
-    own_key = head % step.key_heads if step.tiled else head // (step.value_heads // step.key_heads)
+    x, own_key = step.x + row * step.stride, key_head(step, head)
     key, query = scratch + size * LINE, scratch + size * LINE + 4 * size
     unit(x + 4 * own_key * size, query, size, bits_float(np.int32(step.scale)))
     unit(x + 4 * (step.key_heads + own_key) * size, key, size, _ONE)
     gates = step.gates + 4 * (2 * row * step.value_heads + head)
-    share, decay = sigmoid(full(read_f32(gates))), decay_of(step, read_f32(gates + 4 * step.value_heads), head)
-    value = x + 8 * step.key_heads * size + columns
+    b, a = read_f32(gates), read_f32(gates + 4 * step.value_heads)
+    out = step.out + 4 * row * step.value_heads * step.value_dim + columns
+    update(step, b, a, x + 8 * step.key_heads * size + columns, out, head, scratch)
+
+
+@kernel
+def pass_cached(step: Recur, record: int, base: int, position: int, head: int, part: int, scratch: int) -> None:
+    """Pass the row at a position, which was computed by an earlier forward, for the columns of a part.
+
+    Its keys and values are summed again, as they were, from the rows of the convolution's cache, which begins at the
+    position `base`, and its gates lie behind these.
+    """
+    size, halves, row, own_key = step.key_dim, record + 8 * (CACHES + step.cache), position - base, key_head(step, head)
+    key, query = scratch + size * LINE, scratch + size * LINE + 4 * size
+    value, out = query + 4 * size, query + 4 * size + LINE
+    first = (step.key_heads + own_key) * size
+    for i in range(0, size, 16):
+        store(query + 4 * i, cached_sum(halves, row, position, first + i, step))
+    unit(query, key, size, _ONE)
+    for i in range(0, 4 * size, 64):
+        store(query + i, full(_ZERO))
+    first = 2 * step.key_heads * size + head * step.value_dim + STATE_COLUMNS * part
+    for i in range(0, STATE_COLUMNS, 16):
+        store(value + 4 * i, cached_sum(halves, row, position, first + i, step))
+    gates = 4 * step.key_heads * size + 2 * step.value_heads * step.value_dim + 4 * head
+    b = read_f32(cache_row(halves, row, step.half) + gates)
+    a = read_f32(cache_row(halves + 8, row, step.half) + gates)
+    update(step, b, a, value, out, head, scratch)
+
+
+@kernel
+def key_head(step: Recur, head: int) -> Any:
+    """The key head of a value head."""
+    return head % step.key_heads if step.tiled else head // (step.value_heads // step.key_heads)
+
+
+@kernel
+def update(step: Recur, b: float, a: float, value: int, out: int, head: int, scratch: int) -> None:
+    """S *= decay; S += k outer (share * (v - k @ S)); out = q @ S, for the columns of a part. S, k and q are in the
+    working memory, one behind the other.
+    """
+    size = step.key_dim
+    key, query = scratch + size * LINE, scratch + size * LINE + 4 * size
+    share, decay = sigmoid(full(b)), decay_of(step, a, head)
     low, high = full(_ZERO), full(_ZERO)
     for i in range(size):
         at, k = scratch + i * LINE, full(read_f32(key + 4 * i))
@@ -116,7 +155,6 @@ def pass_row(step: Recur, row: int, head: int, part: int, scratch: int) -> None:
         store(at, a)
         store(at + 64, b)
         first, second = fma(q, a, first), fma(q, b, second)
-    out = step.out + 4 * row * step.value_heads * step.value_dim + columns
     store(out, first)
     store(out + 64, second)
 

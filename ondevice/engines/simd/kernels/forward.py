@@ -332,7 +332,7 @@ def move_accepted(state: np.ndarray, row: int, place: int) -> None:
             keys, values = read_i64(at), read_i64(at + 8)
             move_row(state[slots.CACHE_BITS], keys, values, first + row, first + place, heads, size)
         else:
-            move_product(at, first + row, first + place, size)
+            move_product(at, first + row, first + place, 4 * size)
 
 
 @kernel

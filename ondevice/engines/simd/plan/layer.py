@@ -28,7 +28,7 @@ from ondevice.bundle_format.graph_io import KINDS
 from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
-from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.caches import LookupSettings, half_width
 from ondevice.engines.simd.kernels.contract.attention_memory import MAX_PAIRS
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.contract.matrices import BLOCK, FLOATS_FORM, PAIRED_BYTES, TILE
@@ -67,7 +67,7 @@ def cache_shape(own: Mixer) -> tuple[int, int, int]:
     """The shape of a layer's cache, as in `slots.CACHE_SHAPES`."""
     if isinstance(own, Attention):
         return KIND_NUMBERS[own.kind], own.kv_heads, own.head_dim
-    return KIND_NUMBERS[own.kind], 0, own.channels
+    return KIND_NUMBERS[own.kind], 0, half_width(own)
 
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
@@ -330,8 +330,11 @@ class LayerPlanner:
                 window=body.window,
                 kind=KIND_NUMBERS[body.kind],
                 cache=2 * self._caches[layer.source],
+                half=4 * half_width(body),
                 activations=0 if reader is None else self._inner,
                 form=0 if reader is None else input_form(reader),
+                gates=self._gates if isinstance(body, GatedDelta) else 0,
+                heads=body.value_heads if isinstance(body, GatedDelta) else 0,
             )
         )
 
@@ -378,6 +381,10 @@ class LayerPlanner:
                 decay=builder.constant(floats["delta.decay"]),
                 dt_bias=builder.constant(floats["delta.dt_bias"]),
                 states=2 * (len(self._caches) + self._caches[layer.source]),
+                cache=2 * self._caches[layer.source],
+                taps=builder.constant(self._taps[layer]),
+                window=body.window,
+                half=4 * half_width(body),
                 out=self._mixed,
                 tiled=body.tiled,
             )

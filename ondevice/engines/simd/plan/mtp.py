@@ -75,7 +75,7 @@ class MtpPlanner:
         builder.add(
             Convolve(
                 slots.ALL, self._projected, 4 * width, width, taps=taps, window=_BEFORE,
-                kind=sliding, cache=self._states, activations=0, form=0, sums=self._before,
+                kind=sliding, cache=self._states, half=2 * width, activations=0, form=0, sums=self._before,
             )
         )  # fmt: skip
         self._add_inputs()

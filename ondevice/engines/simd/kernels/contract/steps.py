@@ -483,11 +483,17 @@ class Convolve(NamedTuple):
     cache: int
     """Index, from CACHES on, of the address of the products' first halves, float32[positions, channels / 2]; the
     address of the second ones is the next."""
+    half: int
+    """Bytes from one row of such a half to the next."""
     activations: int
     """Address of the activations [rows, channels] that are written; 0 with neither B nor C."""
     form: int
     sums: int = 0
     """Address of float32[rows, channels], the sums of x themselves; 0 for the other two forms."""
+    gates: int = 0
+    """Address of float32[rows, 2, heads]: the first of a row's two is written behind the first half of its row in the
+    cache, the second behind the second half; 0 for none."""
+    heads: int = 0
 
 
 # The steps of the gated delta rule.
@@ -515,6 +521,11 @@ class Recur(NamedTuple):
     states: int
     """Index, from CACHES on, of the address of the present states in a sequence's record; that of the following ones is
     the next."""
+    cache: int
+    taps: int
+    window: int
+    half: int
+    """The fields of the convolution, whose cache has what the UNREAD rows are passed by: see `Convolve`."""
     out: int
     """Address of float32[rows, value_heads * value_dim]."""
     tiled: int
