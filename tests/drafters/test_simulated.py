@@ -8,6 +8,7 @@ import pytest
 from ondevice.engines.protocol import DraftStep
 from ondevice.generate.controller import FixedLength
 from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.generate.drafters.simulated import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
@@ -87,3 +88,14 @@ def test_a_second_child_helps_where_the_first_is_wrong(continuation):
     assert tokens_of(chain) == tokens_of(tree) == continuation
     assert len(tree) < len(chain)
     assert any(this.depth < this.drafted for this in tree)
+
+
+def test_a_draft_ends_where_its_next_step_does_not_pay(continuation):
+    """As a drafter that runs steps ends it: a step that is dear is not run, though the row would pay."""
+    engine = EngineWithDrafter()
+    lengths = []
+    for floors in ([0.0] * 6, [0.0, 0.0, 0.95, 0.0, 0.0, 0.0]):
+        drafter = drafter_of(continuation, [FIRST] * COUNT, engine)
+        drafter.begin(PROMPT, engine.open_session())
+        lengths.append(len(drafter.draft(DraftRequest(6, step_floors=floors))))
+    assert lengths == [6, 2]

@@ -84,9 +84,12 @@ class SimulatedDrafter:
         expanded = {ROOT}
         # Survival, order, parent, depth, which child, whether its parent is right, whether all before it are firsts.
         frontier = [(-each[0], rank, ROOT, 0, rank, True, True) for rank, each in enumerate(chances) if rates]
-        self._firsts = 0
+        self._firsts, looks_on = 0, True
         while frontier and len(tokens) < request.nodes:
             negative, order, parent, depth, rank, follows, alone = heappop(frontier)
+            if parent not in expanded and not request.pays_step(len(tokens), -negative, len(expanded)):
+                looks_on = False
+                break
             if not request.pays_row(len(tokens), -negative) or self._place + depth >= len(self._continuation):
                 break
             right = follows and self.luck[self._place + depth] == rank
@@ -100,8 +103,8 @@ class SimulatedDrafter:
             for child, each in enumerate(chances if depth + 1 < len(rates) else ()):
                 chance, later = negative * each[depth + 1], order + 2 * request.nodes + child
                 heappush(frontier, (chance, later, new, depth + 1, child, right, alone))
-        # A real drafter has to draft a token to see that it is not worth submitting.
-        steps = min(len(expanded) + (len(tokens) < request.nodes), request.nodes)
+        # A real drafter has to draft a token to see that it is not worth its row.
+        steps = min(len(expanded) + (looks_on and len(tokens) < request.nodes), request.nodes)
         if self._paid is not None:
             self._paid.draft(DraftRequest(steps))
         if self._partial is not None and self._session is not None:
