@@ -89,7 +89,7 @@ class InstantSession:
 
     def snapshot(self) -> None: ...
 
-    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array, depth: int = 0) -> DraftStep:
         self._step += 1
         place = min(self.length + self._step, len(self._steps) - 1)
         return DraftStep(self._candidates, self._steps[place], self._hidden[0])

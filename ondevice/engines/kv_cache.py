@@ -149,9 +149,9 @@ class KVCache:
             if self._history is None:
                 self._allocate(max(2 * self.capacity, stop), keep=True)
             else:
-                self._slide(length, self._slack)
+                self._slide(length)
                 if stop - self.base > self.capacity:
-                    self._slide(length, 0)
+                    self._slide(length, slack=0)
                 if stop - self.base > self.capacity:
                     raise ValueError(f"{rows} rows do not fit into a cache for {self.capacity}")
         return start, stop
@@ -249,8 +249,11 @@ class KVCache:
         first = (base - self.base) // self._units.positions
         return slice(first, first + self._count(length - base))
 
-    def _slide(self, length: int, slack: int) -> None:
-        base = max(self.base, self._first(max(0, length - slack)))
+    def _slide(self, length: int, slack: int | None = None) -> None:
+        """Move the rows to the front but those that more than `slack` positions before `length` need; None for the
+        cache's own slack.
+        """
+        base = max(self.base, self._first(max(0, length - (self._slack if slack is None else slack))))
         kept, count = self._kept(base, length), self._count(length - base)
         self.base = length  # after an interrupt here, no rewind is possible
         for buffer in self._buffers.values():
