@@ -23,7 +23,7 @@ from ondevice.bundle_format.decoder import (
     check_attention,
     check_decoder,
 )
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
 
@@ -79,6 +79,11 @@ class Target(Decoder):
     def window(self) -> int | None:
         own = super().window
         return 2 if own is None and self.mtp is not None else own
+
+    @property
+    def kinds(self) -> tuple[AttentionKind, ...]:
+        found = {own.kind for own in self.cached.values()}
+        return tuple(kind for kind in KINDS if kind in found)
 
     @property
     def convolves(self) -> bool:

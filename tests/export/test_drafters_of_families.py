@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
+import ondevice
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError
 from ondevice_export import export
 from ondevice_export.families import mtp as mtp_layers
+from tests.fixtures import tiny_families
 from tests.fixtures.mtp_layers import TorchLayer, random_layer
 from tests.fixtures.tiny_drafters import DRAFTERS, save_drafter
 from tests.fixtures.tiny_families import VOCAB, WINDOW, save_family
@@ -142,6 +145,34 @@ def test_float32_steps_of_an_mtp_layer_equal_torch(
         session.commit(range(3))
         prompt, token, hidden = prompt + drafted[:3], 11, outputs.hidden[2].copy()
     engine.close()
+
+
+def test_an_mtp_layer_of_a_model_without_convolutions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: None
+) -> None:
+    """Its projected hidden states have the only cache of their kind."""
+    kind, own = tiny_families.FAMILIES[MTP]
+    changed = {**own, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    monkeypatch.setitem(tiny_families.FAMILIES, MTP, (kind, changed))
+    target = save_family(tmp_path / "model", MTP)
+    engine = OrtEngine(exported(tmp_path), threads=1)
+    session, oracle = engine.open_session(), MtpOracle(target, random_layer(target), PROMPT)
+    engine.forward([Rows(session, TokenTree.chain(PROMPT), [])])
+    session.commit(range(len(PROMPT)))
+    found = session.draft_step(17, oracle.hidden[-1].numpy())
+    np.testing.assert_allclose(found.logits, oracle.step(17)[found.candidates], atol=1e-4)
+    engine.close()
+    with ondevice.load(export(tmp_path / "model", tmp_path / "int8", quantize="int8"), engine="simd") as model:
+        how: dict[str, Any] = {
+            "max_new_tokens": 30,
+            "temperature": 1.0,
+            "seed": 3,
+            "logit_bias": {7: 90, 9: 90},
+        }
+        plain = model.generate(PROMPT, drafter="none", **how)
+        drafted = model.generate(PROMPT, drafter="mtp", **how)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_accepted_tokens > 0
 
 
 def test_without_a_drafter_nothing_of_an_mtp_layer_is_written(tmp_path: Path) -> None:
