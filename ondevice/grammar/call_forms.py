@@ -80,8 +80,12 @@ def _qwen(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) ->
 
 
 def _tagged(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
-    opening, closing = (f"<[{control_ids[text]}]>" for text in _QWEN)
-    rules = TaggedCalls(tools)
+    return _tags_between(control_ids, _QWEN, TaggedCalls(tools))
+
+
+def _tags_between(control_ids: Mapping[str, int], marks: Iterable[str], rules: TaggedCalls) -> CallForm:
+    """Calls as tags between the control tokens `marks`: the opening one, a line break, `rules`, the closing one."""
+    opening, closing = (f"<[{control_ids[text]}]>" for text in marks)
     return CallForm(f'{opening} "\\n" {rules.start} {closing}', 'call ("\\n" call)*', rules.text)
 
 
@@ -91,9 +95,7 @@ def _exaone(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) 
 
 
 def _seed(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
-    opening, closing = (f"<[{control_ids[text]}]>" for text in _SEED)
-    rules = InlineTaggedCalls(tools)
-    return CallForm(f'{opening} "\\n" {rules.start} {closing}', 'call ("\\n" call)*', rules.text)
+    return _tags_between(control_ids, _SEED, InlineTaggedCalls(tools))
 
 
 def _llama(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:

@@ -336,10 +336,8 @@ class DraftState(ForwardState):
             attends to its own row too, and to all before it but the first, which follows no hidden state
         """
         for kind, cache in caches.items():
-            if writes and kind == "full":
-                cache.reserve(length, 1)
-            elif not writes:
-                cache.reserve(length, 0)
+            if kind == "full" or not writes:
+                cache.reserve(length, int(writes))
         record.set_rows(_ONE_ROW, length)
         record.set_place(slots.ALL, 0, 1)
         record.follow(caches)
