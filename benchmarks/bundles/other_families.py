@@ -132,6 +132,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "vocab_size": 248_320,
         "tie_word_embeddings": False,
+        "mtp_num_hidden_layers": 1,
         **_QWEN_3_5,
     },
 }

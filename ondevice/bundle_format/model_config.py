@@ -260,7 +260,8 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
         require(forms[0] == forms[1], f"the drafter has the hidden size and epsilon {forms[1]}, the target {forms[0]}")
     for index, layer in enumerate(drafter.layers):
         place, source = f"layer {index} of the drafter", layer.mixer.kv_source
-        require(len(layer.blocks) == 2 and layer.feed_forward.experts is None, f"{place} has blocks of a target")
+        experts = layer.feed_forward.experts is not None and target.mtp is None
+        require(len(layer.blocks) == 2 and not experts, f"{place} has blocks of a target")
         require(source in caches, f"{place} reads the cache {source}, which the target does not have for it")
         assert source is not None
         _check_cache(place, layer.mixer, source, target)

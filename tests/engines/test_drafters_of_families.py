@@ -26,11 +26,11 @@ from tests.fixtures.hostile import KINDS, hostile_bundle, numbers, token_ids
 from tests.fixtures.tiny_drafters import DRAFTERS
 from tests.fixtures.tiny_families import CONTEXT, VOCAB
 
-TARGETS = (*DRAFTERS, "qwen3.5-mtp")
-"""The last one has an MTP layer in its own checkpoint."""
+TARGETS = (*DRAFTERS, "qwen3.5-mtp", "qwen3.5-moe-mtp")
+"""The last two have an MTP layer in their own checkpoint."""
 PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
-LISTED = ("smollm2", "llama3", "gemma3", "lfm2", "qwen3.5-mtp")
-"""Targets whose drafters score rows of the target's head, of the last two with all tokens."""
+LISTED = ("smollm2", "llama3", "gemma3", "lfm2", "qwen3.5-mtp", "qwen3.5-moe-mtp")
+"""Targets whose drafters score rows of the target's head, of the last three with all tokens."""
 
 
 @pytest.fixture(scope="session")

@@ -120,12 +120,14 @@ def exported(directory: Path, listed: int | None = None, monkeypatch: pytest.Mon
     return Bundle.open(export(directory / "model", directory / "bundle", quantize="none"))
 
 
-@pytest.mark.parametrize("listed", [None, 90])
+@pytest.mark.parametrize(
+    ("name", "listed"), [(MTP, None), (MTP, 90), ("qwen3.5-moe-mtp", None), ("qwen3-next-mtp", 90)]
+)
 def test_float32_steps_of_an_mtp_layer_equal_torch(
-    listed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, listed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five steps of a round behind chunks of a prompt, of which the last is verified in part, twice."""
-    target = save_family(tmp_path / "model", MTP)
+    target = save_family(tmp_path / "model", name)
     engine = OrtEngine(exported(tmp_path, listed, monkeypatch), threads=1)
     session = engine.open_session()
     prompt, token, hidden = PROMPT, 17, np.zeros(0, np.float32)
@@ -173,6 +175,22 @@ def test_an_mtp_layer_of_a_model_without_convolutions(
         drafted = model.generate(PROMPT, drafter="mtp", **how)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_accepted_tokens > 0
+
+
+def test_experts_of_an_mtp_layer_may_be_tensors_of_their_own(tmp_path: Path) -> None:
+    """As many published checkpoints have them: three matrices for each expert."""
+    save_family(tmp_path / "model", "qwen3.5-moe-mtp")
+    whole = export(tmp_path / "model", tmp_path / "whole", quantize="int8")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors, experts = load_file(weights), "mtp.layers.0.mlp.experts."
+    gate_up, down = (tensors.pop(f"{experts}{name}_proj") for name in ("gate_up", "down"))
+    for number, (both, own) in enumerate(zip(gate_up, down, strict=True)):
+        for name, values in (("gate", both.chunk(2)[0]), ("up", both.chunk(2)[1]), ("down", own)):
+            tensors[f"{experts}{number}.{name}_proj.weight"] = values.clone()
+    save_file(tensors, weights, metadata={"format": "pt"})
+    apart = export(tmp_path / "model", tmp_path / "apart", quantize="int8")
+    for name in ("drafter.onnx", "drafter.onnx.data", "target.onnx.data"):
+        assert (whole / name).read_bytes() == (apart / name).read_bytes()
 
 
 def test_without_a_drafter_nothing_of_an_mtp_layer_is_written(tmp_path: Path) -> None:

@@ -231,9 +231,8 @@ def _mtp_layer(directory: Path, checkpoint: Checkpoint, described: Described, no
     if mtp_layers.JOINED not in checkpoint:
         return None
     count = fields.integer("mtp_num_hidden_layers", 1, minimum=0)
-    experts = any(layer.feed_forward.experts is not None for layer in config.layers)
-    if count != 1 or experts or fields.flag("mtp_use_dedicated_embeddings"):
-        note("its MTP layers are left out: only one is supported, without experts, embedding and head of its own")
+    if count != 1 or fields.flag("mtp_use_dedicated_embeddings"):
+        note("its MTP layers are left out: only one is supported, without embedding and head of its own")
         return None
     head_tokens = _frequent(directory, config.vocab_size)
     scored = config.vocab_size if head_tokens is None else len(head_tokens)

@@ -375,6 +375,12 @@ def _qwen_3_5(metadata: Metadata) -> dict[str, Any]:
     return {
         **_without_experts(metadata, _rope(metadata, part=True)),
         **_delta_layers(metadata),
+        **_mtp_layers(metadata),
+    }
+
+
+def _mtp_layers(metadata: Metadata) -> dict[str, Any]:
+    return {
         "mtp_num_hidden_layers": metadata.drafting,
         "mtp_use_dedicated_embeddings": any(".nextn." in name and _OWN.search(name) for name in metadata.entries),
     }
@@ -388,6 +394,7 @@ def _qwen_3_5_mixture(metadata: Metadata) -> dict[str, Any]:
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
         "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length", 0),
+        **_mtp_layers(metadata),
     }
 
 
@@ -750,8 +757,8 @@ ARCHITECTURES = {
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL, mtp=_MTP),
-    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", _qwen_3_5_mixture, _QWEN_3_5_MIXTURE, _MODEL),
-    "qwen3next": Architecture("Qwen3NextForCausalLM", _qwen_3_next, _QWEN_3_NEXT, _MODEL),
+    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", _qwen_3_5_mixture, _QWEN_3_5_MIXTURE, _MODEL, mtp=_MTP),
+    "qwen3next": Architecture("Qwen3NextForCausalLM", _qwen_3_next, _QWEN_3_NEXT, _MODEL, mtp=_MTP),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS, _MODEL),
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),

@@ -351,33 +351,51 @@ def _mtp_layer(writer: Any, layer: TorchLayer, block: int, kind: Kind = Kind.F32
     own |= {"layers.0.post_attention_layernorm": "post_attention_norm"}
     own |= {f"layers.0.self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
     own |= {f"layers.0.self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
-    own |= {f"layers.0.mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    for prefix, ending in (("", ""), ("shared_expert.", "_shexp"), ("experts.", "_exps")):
+        own |= {f"layers.0.mlp.{prefix}{part}_proj": f"ffn_{part}{ending}" for part in ("gate", "up", "down")}
+    own |= {"layers.0.mlp.gate": "ffn_gate_inp", "layers.0.mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
     own["layers.0.self_attn.o_proj"] = "attn_output"
     writer.add_block_count(block + 1)
     writer.add_nextn_predict_layers(1)
-    for name, value in layer.state_dict().items():
-        data, file_name = value.numpy(), f"blk.{block}.{own[name.removesuffix('.weight')]}.weight"
+    tensors = {name.removesuffix(".weight"): value.numpy() for name, value in layer.state_dict().items()}
+    if (joined := tensors.pop("layers.0.mlp.experts.gate_up_proj", None)) is not None:
+        for part, half in zip(("gate", "up"), np.split(joined, 2, axis=1), strict=True):
+            tensors[f"layers.0.mlp.experts.{part}_proj"] = half
+    for name, data in tensors.items():
+        file_name = f"blk.{block}.{own[name]}.weight"
         if data.ndim == 1:
             writer.add_tensor(file_name, data + np.float32(1))
+        elif "_inp" in file_name:
+            writer.add_tensor(file_name, data.squeeze())
         elif kind is Kind.F32:
             writer.add_tensor(file_name, data)
         else:
             writer.add_tensor(file_name, gguf.quantize(data, kind), raw_dtype=kind)
 
 
-def _with_mtp_layer() -> tuple[Any, TorchLayer]:
+_CLASSES = {
+    "qwen35": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "qwen35moe": (transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM),
+    "qwen3next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
+}
+
+
+def _with_mtp_layer(architecture: str) -> tuple[Any, TorchLayer]:
     fields = {**SIZES, **_DELTA, "hidden_size": 64, "head_dim": 32, "num_hidden_layers": 4}
-    config = transformers.Qwen3_5TextConfig(**fields, linear_num_value_heads=2, max_position_embeddings=256)
-    model = random_model(transformers.Qwen3_5ForCausalLM(config))
+    fields |= {} if architecture == "qwen35" else _SHARED
+    configuration, kind = _CLASSES[architecture]
+    config: Any = configuration(**fields, linear_num_value_heads=2, max_position_embeddings=256)
+    model = random_model(kind(config))
     return model, random_layer(model)
 
 
-def test_the_mtp_layer_of_a_float_file_is_that_of_its_safetensors(tmp_path: Path) -> None:
-    model, layer = _with_mtp_layer()
+@pytest.mark.parametrize("architecture", _CLASSES)
+def test_the_mtp_layer_of_a_float_file_is_that_of_its_safetensors(architecture: str, tmp_path: Path) -> None:
+    model, layer = _with_mtp_layer(architecture)
     model.save_pretrained(tmp_path / "hub")
     add_mtp_layer(tmp_path / "hub", model)
     more = partial(_mtp_layer, layer=layer, block=4)
-    path = write_gguf(tmp_path / "model.gguf", "qwen35", model.config, state_of(model), more=more)
+    path = write_gguf(tmp_path / "model.gguf", architecture, model.config, state_of(model), more=more)
     own, hub = (
         export(source, tmp_path / f"{source.stem}-bundle", quantize="none") for source in (path, tmp_path / "hub")
     )
@@ -388,16 +406,21 @@ def test_the_mtp_layer_of_a_float_file_is_that_of_its_safetensors(tmp_path: Path
     assert found.drafter is not None
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
-def test_the_mtp_layer_of_a_quantised_file_keeps_its_blocks(kind: Kind, tmp_path: Path, kernels: None) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("qwen35", Kind.Q8_0), ("qwen35", Kind.Q4_0), ("qwen35", Kind.Q4_1), ("qwen35moe", Kind.Q4_0)],
+)
+def test_the_mtp_layer_of_a_quantised_file_keeps_its_blocks(
+    architecture: str, kind: Kind, tmp_path: Path, kernels: None
+) -> None:
     """Both halves of its joined matrix have the file's codes, and drafts change no token."""
-    model, layer = _with_mtp_layer()
+    model, layer = _with_mtp_layer(architecture)
 
     def more(writer: Any) -> None:
         _tokens(writer)
         _mtp_layer(writer, layer, 4, kind)
 
-    path = write_gguf(tmp_path / "model.gguf", "qwen35", model.config, state_of(model), kind=kind, more=more)
+    path = write_gguf(tmp_path / "model.gguf", architecture, model.config, state_of(model), kind=kind, more=more)
     kept, floats = (Bundle.open(export(path, tmp_path / way, quantize=way)) for way in ("keep", "none"))
     whole = gguf.dequantize(gguf.quantize(layer.fc.weight.detach().numpy(), kind), kind)
     for name, half in zip(("embedding", "hidden"), np.split(whole, 2, axis=1), strict=True):
