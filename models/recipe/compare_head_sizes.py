@@ -25,7 +25,7 @@ from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter,
 from pair.card import table
 from torch import Tensor
 from tqdm import tqdm
-from train_drafter import count_tokens, open_target
+from train_drafter import count_tokens
 from training.precision import PRODUCTS
 
 from benchmarks.command import machine_lines, run_command, whole
@@ -45,7 +45,7 @@ def open_drafter(directory: Path, target: FrozenTarget) -> TargetDrafter:
     """A saved drafter of a target."""
     text = json.loads((directory / "config.json").read_text())["text_config"]
     shape = {"width": text["hidden_size"], "layers": text["num_hidden_layers"], "mlp": text["intermediate_size"]}
-    drafter = TargetDrafter(drafter_config(target.config, **shape)).eval()
+    drafter = TargetDrafter(drafter_config(target, **shape), target.rotation()).eval()
     start_from_drafter(drafter, directory)
     return drafter
 
@@ -108,7 +108,7 @@ def main() -> None:
         raise SystemExit(f"--drafter {args.drafter} is no drafter: it has no config.json")
     if not list((args.work / "held-out").glob("replies-*.safetensors")):
         raise SystemExit(f"{args.work} has no replies to given prompts: name the --work of a training with --held-out")
-    target = open_target(args.target, CPU)
+    target = FrozenTarget.read(args.target, CPU)
     drafter, given = open_drafter(args.drafter, target), Lessons(args.work / "held-out", CPU)
     lessons = [given[index] for index in range(0, len(given), -(-len(given) // max(1, args.replies)))]
     ranked = count_tokens(Lessons(args.work, CPU), len(target.projection))

@@ -54,6 +54,7 @@ from ondevice_export import export as export_bundle
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import open_checkpoint
 from ondevice_export.checkpoint.source import locate
+from ondevice_export.families import read_target
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 MODELS = Path(__file__).resolve().parent.parent
@@ -143,14 +144,14 @@ class DrafterRun(Run):
         chosen, bias = self.chosen(following, random[0])
         gradients = partial(self.gradients, bias=bias)
         head, mask = self.head[chosen], blocks.mask(PRODUCTS)
-        table = self.target.model.get_input_embeddings()
         states, total, weights = blocks.hidden_after(0), torch.zeros((), device=self.args.device), 0.0
         for step in steps:
             wanted_state = blocks.hidden_after(step).flatten(0, 1)
             with torch.no_grad():
                 wanted = self.likely(wanted_state, head, bias)
             with torch.autocast(states.device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
-                states = self.model(table(blocks.tokens_after(step)), states, blocks.cache, mask, blocks.positions)
+                embedded = self.target.embed(blocks.tokens_after(step))
+                states = self.model(embedded, states, blocks.cache, mask, blocks.positions)
             found = states.flatten(0, 1)
             loss = soft_loss(gradients, found, head, wanted)
             scale = self.model.output_scale
@@ -316,7 +317,7 @@ def prepare(args: argparse.Namespace) -> None:
         if messages:
             write_held_out(EngineWriter(bundle, HELD_OUT_TOKENS).lessons(iter(messages)), messages, given)
     else:
-        writer = DeviceWriter.open(open_target(args.target, args.device), Bundle.open(bundle))
+        writer = DeviceWriter.open(load_target(args.target, args.device), Bundle.open(bundle))
         write_replies_on_device(writer, args.work, args.replies, args.first)
         if messages:
             torch.manual_seed(0)
@@ -327,15 +328,13 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def refuse_other_layers(target: Path) -> None:
-    """Raise SystemExit unless a target's layers have the matrices with which a drafter's layers begin."""
+    """Raise SystemExit unless a target has keys and values that a drafter can read, and no drafter of its own."""
     with open_checkpoint(locate(str(target)), tokenizer=False) as (_, checkpoint):
-        for part in ("self_attn.q_proj", "mlp.down_proj"):
-            if not any(name.endswith(f"{part}.weight") for name in checkpoint.names):
-                raise SystemExit(
-                    f"{target} has no {part}: drafters are not trained for experts or joined matrices, nor for LFM2"
-                )
-        if any("linear_attn." in name for name in checkpoint.names):
-            raise SystemExit(f"{target} has gates in its attention: drafters are not trained for Qwen3.5")
+        form = read_target(checkpoint.config, checkpoint.origin).target
+    if form.states:
+        raise SystemExit(f"{target} has states in place of attention: such models have an MTP layer of their own")
+    if form.last_kv_layer("full") is None:
+        raise SystemExit(f"{target} has no layer with full attention, whose keys and values a drafter reads")
 
 
 def digest(target: Path) -> str:
@@ -348,11 +347,9 @@ def digest(target: Path) -> str:
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-def open_target(path: Path, device: torch.device) -> FrozenTarget:
-    """The target of a GGUF file or a checkpoint's directory."""
-    return (
-        FrozenTarget.load_gguf(path, device) if path.suffix == ".gguf" else FrozenTarget.load(path, path.name, device)
-    )
+def load_target(path: Path, device: torch.device) -> FrozenTarget:
+    """The whole target of a GGUF file or a checkpoint's directory."""
+    return FrozenTarget.load_gguf(path, device) if path.is_file() else FrozenTarget.load(path, path.name, device)
 
 
 def count_tokens(lessons: Lessons, vocabulary: int) -> Tensor:
@@ -363,11 +360,16 @@ def count_tokens(lessons: Lessons, vocabulary: int) -> Tensor:
     return torch.from_numpy(np.argsort(-counts, kind="stable"))
 
 
+def mlp_units(target: FrozenTarget) -> int:
+    """The units of a target's last feed-forward block; of a mixture those that a token uses."""
+    feed = target.form.layers[-1].feed_forward
+    return feed.width if feed.experts is None else feed.width + feed.experts.top * feed.experts.intermediate_size
+
+
 def train(args: argparse.Namespace) -> None:
     """Train in this process, together with the other ones."""
-    target = open_target(args.target, args.device)
+    target = FrozenTarget.read(args.target, args.device)
     lessons = Lessons(args.work, args.device)
-    config = target.config
     kept = args.work / f"{args.run}-head.npy"
     if not kept.exists() and workers.rank() == 0:
         ranked = count_tokens(lessons, len(target.projection)).numpy()
@@ -377,12 +379,12 @@ def train(args: argparse.Namespace) -> None:
         (args.work / f"{args.run}.json").write_text(json.dumps(begun_with(args)))
     workers.total(0.0)  # wait for it
     shape = {
-        "width": args.width or config.hidden_size,
+        "width": args.width or target.form.hidden_size,
         "layers": args.layers or 1,
-        "mlp": args.mlp or config.intermediate_size,
+        "mlp": args.mlp or mlp_units(target),
     }
     torch.manual_seed(0)
-    drafter = TargetDrafter(drafter_config(config, **shape)).to(args.device)
+    drafter = TargetDrafter(drafter_config(target, **shape), target.rotation()).to(args.device)
     if not (args.work / f"{args.run}.pt").exists():
         start_from_target(drafter, target, [lessons[index] for index in lessons.split()[0][:SAMPLE]])
         if args.start is not None:

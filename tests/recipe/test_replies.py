@@ -127,6 +127,14 @@ def test_a_reply_ends_where_it_repeats_itself(bundle: Path, monkeypatch: pytest.
     assert cut > 3
 
 
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        *("smollm2", "gemma3", "smollm3", "mistral-full", "phi4-mini", "granite", "hyperclova-x", "exaone4", "glm4"),
+        *("ernie4.5", "lfm2"),
+    ],
+    indirect=True,
+)
 def test_states_are_those_of_the_target(bundle: Path) -> None:
     target = FrozenTarget.load(bundle.parent / "target", "tiny", CPU)
     for lesson in EngineWriter(bundle, most=24).lessons(iter(MESSAGES[:2])):

@@ -34,7 +34,7 @@ def writer_of(tmp_path: Path, family: str, ends: list[int]) -> DeviceWriter:
     return DeviceWriter(FrozenTarget.load(tmp_path / "target", "tiny", torch.device("cpu")), chat(ends))
 
 
-@pytest.mark.parametrize("family", ["smollm2", "gemma3"])  # the second has sliding windows, which end in the prompts
+@pytest.mark.parametrize("family", ["smollm2", "gemma3", "lfm2", "qwen3-moe", "gpt-oss", "granite"])
 def test_greedy_replies_are_those_of_the_target_alone(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

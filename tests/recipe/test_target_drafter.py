@@ -23,7 +23,6 @@ from drafters.states import FrozenTarget
 from drafters.target_drafter import (
     TargetDrafter,
     drafter_config,
-    full_layer,
     save_drafter,
     start_from_drafter,
     start_from_target,
@@ -32,7 +31,11 @@ from safetensors.torch import load_file
 from text.prompts import Prompt
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-from tests.fixtures import tiny_families
+from ondevice.bundle import Bundle
+from ondevice.engines.ort import OrtEngine
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice_export import export
+from tests.export.gguf.files_made import state_of, write_gguf
 from tests.fixtures.tiny_families import save_family
 from tests.fixtures.tiny_models import VOCAB
 
@@ -72,7 +75,9 @@ def made(work: Path) -> tuple[FrozenTarget, TargetDrafter, Lessons]:
     target = FrozenTarget.load(work.parent / "target", "tiny", CPU)
     known = Lessons(work, CPU)
     torch.manual_seed(1)
-    drafter = TargetDrafter(drafter_config(target.config, width=target.config.hidden_size, layers=2, mlp=48)).eval()
+    drafter = TargetDrafter(
+        drafter_config(target, width=target.form.hidden_size, layers=2, mlp=48), target.rotation()
+    ).eval()
     start_from_target(drafter, target, [known[index] for index in range(6)])
     return target, drafter, known
 
@@ -101,7 +106,7 @@ def test_lessons_hold_what_the_target_computes(work: Path) -> None:
     with torch.no_grad():
         wanted = target.model(lesson.tokens[None].long(), output_hidden_states=True, use_cache=True)
     np.testing.assert_allclose(lesson.hidden, wanted.hidden_states[-1][0].numpy(), atol=2e-3, rtol=2e-3)
-    values = wanted.past_key_values.layers[full_layer(target.config)].values[0].transpose(0, 1).flatten(1)
+    values = wanted.past_key_values.layers[target.source].values[0].transpose(0, 1).flatten(1)
     np.testing.assert_allclose(lesson.cache[1], values.numpy(), atol=2e-3, rtol=2e-3)
 
 
@@ -122,7 +127,7 @@ def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_
     lesson = known[2]
     chosen = torch.from_numpy(rounds_of([lesson], 3))
     block = make_blocks([[lesson]], target, chosen[None], torch.float32, len(lesson.tokens))
-    embedded = target.model.get_input_embeddings()(block.tokens_after(1))
+    embedded = target.embed(block.tokens_after(1))
     with torch.no_grad():
         state = drafter(embedded, block.hidden_after(0), block.cache, block.mask(torch.float32), block.positions)
         for place, t in enumerate(chosen.tolist()):
@@ -139,10 +144,78 @@ def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_
             torch.testing.assert_close(found.last_hidden_state[0, 0], state[0, place], atol=3e-2, rtol=3e-2)
 
 
+TARGETS = [
+    *("llama3", "smollm3", "mistral-full", "ministral3", "gemma", "gemma3", "qwen2", "qwen3", "phi4-mini"),
+    *("granite", "granite4", "granite4-nope", "granite-swash", "hyperclova-x", "exaone4", "exaone4-full", "seed-oss"),
+    *("glm", "glm4", "glm4-without-biases", "ernie4.5", "helium", "lfm2"),
+    *("qwen3-moe", "gpt-oss", "granite-moe", "granite-swash-moe", "lfm2-moe"),
+]
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_the_engine_drafts_what_is_trained(family: str, work: Path, tmp_path: Path) -> None:
+    """A step of a drafter on lessons of PyTorch is that of its bundle, whose attention sees as much as its input."""
+    target = FrozenTarget.read(tmp_path / "target", CPU)
+    known, size = Lessons(work, CPU), target.form.hidden_size
+    drafter = TargetDrafter(drafter_config(target, width=size, layers=1, mlp=48), target.rotation()).eval()
+    start_from_target(drafter, target, [known[index] for index in range(6)])
+    own = drafter.model.layers[0]
+    with torch.no_grad():
+        own.self_attn.q_norm.weight.mul_(3)
+        own.post_attention_layernorm.weight.fill_(1)
+    save_drafter(drafter, target, torch.arange(5, VOCAB, 3), tmp_path / "drafter")
+    bundle = export(tmp_path / "target", tmp_path / "bundle", quantize="none", drafter=str(tmp_path / "drafter"))
+    lesson = known[23]
+    places = rounds_of([lesson], 1)
+    block = make_blocks([[lesson]], target, torch.from_numpy(places)[None], torch.float32, len(lesson.tokens))
+    embedded, states = target.embed(block.tokens_after(1)), block.hidden_after(0)
+    with torch.no_grad():
+        wanted = drafter(embedded, states, block.cache, block.mask(torch.float32), block.positions)[0].numpy()
+        # without the keys and values the step would be another
+        blind = drafter(
+            embedded, states, [0 * each for each in block.cache], block.mask(torch.float32), block.positions
+        )
+    engine = OrtEngine(Bundle.open(bundle), threads=1)
+    session, tokens = engine.open_session(), lesson.tokens.tolist()
+    for place, expected in zip(places.tolist(), wanted, strict=True):
+        rows = Rows(session, TokenTree.chain(tokens[session.length : place + 1]), [place - session.length])
+        [outputs] = engine.forward([rows])
+        session.commit(range(place + 1 - session.length))
+        hidden = outputs.hidden[0].copy()
+        np.testing.assert_allclose(hidden, block.hidden[0, place].numpy(), atol=2e-3 * np.abs(hidden).max())
+        found = session.draft_step(tokens[place + 1], hidden).hidden
+        np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+    assert np.abs(blind[0].numpy() - wanted).max() > 0.1 * np.abs(wanted).max()
+    engine.close()
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("qwen2", "qwen2"), ("granite", "granite"), ("glm", "chatglm")])
+def test_a_gguf_file_is_the_model_that_it_was_made_of(family: str, architecture: str, tmp_path: Path) -> None:
+    model = save_family(tmp_path / "target", family)
+    path = write_gguf(tmp_path / "model.gguf", architecture, model.config, state_of(model))
+    whole, read = FrozenTarget.load_gguf(path, CPU), FrozenTarget.read(path, CPU)
+    hub = FrozenTarget.read(tmp_path / "target", CPU)
+    tokens = torch.arange(3, 40)
+    for each in (whole, read):
+        torch.testing.assert_close(each.embed(tokens), hub.embed(tokens))
+        torch.testing.assert_close(each.projection, hub.projection)
+    with torch.no_grad():
+        wanted = model(tokens[None]).logits[0]
+        found = hub.logits(whole.states(whole.decoder(tokens[None]).last_hidden_state[0]))
+    assert (found - wanted).norm() < 0.06 * wanted.norm()  # in bfloat16
+
+
+def test_a_gguf_file_with_other_tensors_than_transformers_is_refused(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "target", "lfm2")
+    path = write_gguf(tmp_path / "model.gguf", "lfm2", model.config, state_of(model))
+    with pytest.raises(SystemExit, match="transformers has other tensors for it: name the checkpoint of the hub"):
+        FrozenTarget.load_gguf(path, CPU)
+
+
 def test_training_starts_with_a_saved_drafter_as_it_is(work: Path, tmp_path: Path) -> None:
     target, drafter, _ = made(work)
     save_drafter(drafter, target, torch.arange(5), tmp_path / "out")
-    other = TargetDrafter(drafter.config)
+    other = TargetDrafter(drafter.config, target.rotation())
     other.input_scale.fill_(0.25)
     other.output_scale.fill_(4.0)
     start_from_drafter(other, tmp_path / "out")
@@ -150,18 +223,18 @@ def test_training_starts_with_a_saved_drafter_as_it_is(work: Path, tmp_path: Pat
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert other.pre_projection.weight.std() != drafter.pre_projection.weight.std()
+    narrow = TargetDrafter(drafter_config(target, width=32, layers=1, mlp=48), target.rotation())
     with pytest.raises(ValueError, match="--width"):
-        start_from_drafter(TargetDrafter(drafter_config(target.config, width=32, layers=1, mlp=48)), tmp_path / "out")
+        start_from_drafter(narrow, tmp_path / "out")
 
 
 def test_conversations_of_a_block_do_not_see_each_other(work: Path) -> None:
     target, drafter, known = made(work)
-    table = target.model.get_input_embeddings()
 
     def states(rows: list[list[Any]], places: list[npt.NDArray[np.int64]]) -> torch.Tensor:
         chosen = torch.from_numpy(np.stack(places))
         block = make_blocks(rows, target, chosen, torch.float32, 128)
-        embedded, hidden, mask = table(block.tokens_after(1)), block.hidden_after(0), block.mask(torch.float32)
+        embedded, hidden, mask = target.embed(block.tokens_after(1)), block.hidden_after(0), block.mask(torch.float32)
         with torch.no_grad():
             found: torch.Tensor = drafter(embedded, hidden, block.cache, mask, block.positions)
         return found
@@ -216,7 +289,7 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
     assert runs[-1] == rounds.MEASURED_STEPS - 1
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", ["smollm2", "gemma3", "lfm2-moe"])
 def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LENGTH", 96)
     monkeypatch.setattr("training.run.SAVE_SECONDS", 0)
@@ -329,16 +402,12 @@ def test_replies_of_which_none_is_held_out_are_too_few(work: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("qwen3-moe", "has no mlp.down_proj: drafters are not trained for experts or joined matrices, nor for LFM2"),
-        ("lfm2", "has no mlp.down_proj: drafters are not trained for experts or joined matrices, nor for LFM2"),
-        ("phi3", "has no self_attn.q_proj: drafters are not trained for experts or joined matrices, nor for LFM2"),
-        ("qwen3.5", "has gates in its attention: drafters are not trained for Qwen3.5"),
+        ("phi3", "has no layer with full attention, whose keys and values a drafter reads"),
+        ("qwen3.5", "has states in place of attention: such models have an MTP layer of their own"),
+        ("qwen3-next", "has states in place of attention: such models have an MTP layer of their own"),
     ],
 )
-def test_targets_of_other_layers_are_refused_before_replies_are_written(
-    tmp_path: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiny_families.FAMILIES["qwen3-moe"][1], "mlp_only_layers", [])
+def test_targets_of_other_layers_are_refused_before_replies_are_written(tmp_path: Path, name: str, said: str) -> None:
     save_family(tmp_path / "target", name)
     args = Namespace(target=tmp_path / "target", work=tmp_path / "work", held_out=[], device=CPU, replies=1, first=0)
     with pytest.raises(SystemExit) as caught:

@@ -24,7 +24,6 @@ from transformers.masking_utils import sdpa_mask
 from drafters.lessons import Lesson, Shards
 from drafters.replies import LONGEST, MOST, MOST_ASKED, Asked, ChatIds, asked, repeats
 from drafters.states import FrozenTarget
-from drafters.target_drafter import full_layer, head_dim
 from ondevice.bundle import Bundle
 from ondevice.text.codec import TextCodec
 
@@ -119,10 +118,10 @@ class DeviceWriter:
 
     def rows(self, length: int) -> int:
         """How many conversations of this length fit into a forward."""
-        config, device = self.target.config, self.target.projection.device
+        form, device = self.target.form, self.target.projection.device
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 30
-        kept = 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config) * length
-        return max(1, min(ROWS, int(MEMORY * free / (kept + 16 * config.vocab_size))))
+        kept = 4 * sum(own.kv_width for own in form.cached.values()) * length
+        return max(1, min(ROWS, int(MEMORY * free / (kept + 16 * form.vocab_size))))
 
     @torch.no_grad()
     def rows_after(self, prompts: Sequence[list[int]], temperatures: Tensor, most: int) -> list[list[int]]:
@@ -138,7 +137,9 @@ class DeviceWriter:
         cache = StaticCache(self.target.config, max_cache_len=longest + most)
         ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         made: list[Tensor] = []
-        self.target.model.set_attn_implementation(GROUPED)
+        attention = self.target.model.config._attn_implementation
+        if attention == "sdpa":  # not where heads have sinks
+            self.target.model.set_attn_implementation(GROUPED)
         for step in range(most):
             place = longest + step
             logits = (
@@ -158,7 +159,7 @@ class DeviceWriter:
             ended |= torch.isin(newest[:, 0], self.ends)
             if step % LOOK == LOOK - 1 and bool(ended.all()):
                 break
-        self.target.model.set_attn_implementation("sdpa")
+        self.target.model.set_attn_implementation(attention)
         tokens = torch.cat(made, dim=1)
         last = torch.isin(tokens, self.ends).int()
         counts = torch.where(last.any(dim=1), last.argmax(dim=1) + 1, tokens.shape[1]).tolist()
@@ -181,9 +182,10 @@ def with_states(target: FrozenTarget, rows: Sequence[Written]) -> Iterator[Lesso
             padded[: len(row.tokens)] = torch.tensor(row.tokens)
         cache = DynamicCache(config=target.config)
         hidden = target.decoder(input_ids=ids.to(target.projection.device), past_key_values=cache).last_hidden_state
-        layer = cache.layers[full_layer(target.config)]
-        kept = torch.stack([layer.keys, layer.values]).half().permute(1, 0, 3, 2, 4).flatten(3).cpu()
-        for row, own, keys_values in zip(batch, hidden.half().cpu(), kept, strict=True):
+        layer = cache.layers[target.source]
+        keys, values = (each.transpose(1, 2).flatten(2) for each in (layer.keys, layer.values))
+        kept = torch.stack([target.keys(keys), values], dim=1).half().cpu()
+        for row, own, keys_values in zip(batch, target.states(hidden).half().cpu(), kept, strict=True):
             tokens, count = torch.tensor(row.tokens, dtype=torch.int32), len(row.tokens)
             facts = row.message.number, row.message.prompt.kind, row.message.temperature, row.prompt
             yield Lesson(*facts, tokens, own[:count].clone(), keys_values[:, :count].clone())

@@ -73,7 +73,7 @@ def make_blocks(
     rows: Sequence[Sequence[Lesson]], target: FrozenTarget, rounds: Tensor, dtype: torch.dtype, length: int = LENGTH
 ) -> Blocks:
     """Rows of lessons, each padded to `length`. rounds : int64[B, R]"""
-    device, config = target.projection.device, target.config
+    device = target.projection.device
     padded = length + MEASURED_STEPS + 1
 
     def joined(rows: list[list[Tensor]], kind: torch.dtype) -> Tensor:
@@ -90,7 +90,7 @@ def make_blocks(
             row[start : start + len(each.tokens)] = start
             start += len(each.tokens)
     cache = joined([[each.cache.transpose(0, 1) for each in row] for row in rows], dtype)[:, :length]
-    by_head = cache.unflatten(-1, (config.num_key_value_heads, -1)).transpose(1, 3)  # [B, heads, 2, T, D]
+    by_head = cache.unflatten(-1, (target.attention.kv_heads, -1)).transpose(1, 3)  # [B, heads, 2, T, D]
     keys, values = by_head[:, :, 0].contiguous(), by_head[:, :, 1].contiguous()
     return Blocks(
         joined([[each.tokens for each in row] for row in rows], torch.int64),
@@ -168,7 +168,7 @@ def accepted_runs(
     """int64[R]: how many drafts of the round at each position of a reply are accepted."""
     rounds = torch.from_numpy(rounds_of([lesson], MEASURED_STEPS))[None]
     blocks = make_blocks([[lesson]], target, rounds, head.dtype, len(lesson.tokens))
-    states, mask, table = blocks.hidden_after(0), blocks.mask(head.dtype), target.model.get_input_embeddings()
+    states, mask = blocks.hidden_after(0), blocks.mask(head.dtype)
     alive = torch.ones_like(blocks.rounds[0], dtype=torch.bool)
     accepted = torch.zeros_like(blocks.rounds[0])
     if lesson.temperature:
@@ -177,7 +177,7 @@ def accepted_runs(
         places = places_of(head_tokens, len(target.projection))
         noise = posterior_noise(likely, places[blocks.tokens[0, 1 : len(lesson.tokens)]], generator)
     for step in range(1, MEASURED_STEPS + 1):
-        embeddings = table(blocks.tokens_after(step)).to(head.dtype)
+        embeddings = target.embed(blocks.tokens_after(step)).to(head.dtype)
         with torch.autocast(head.device.type, head.dtype, enabled=head.dtype != torch.float32):
             states = drafter(embeddings, states, blocks.cache, mask, blocks.positions)
         logits = (states[0].to(head.dtype) @ head.T).float()
