@@ -18,9 +18,9 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lesson, Lessons
 from drafters.rounds import measure
-from drafters.states import FrozenTarget
 from drafters.target_drafter import TargetDrafter, drafter_config, save_drafter, start_from_drafter
 from pair.card import table
 from torch import Tensor

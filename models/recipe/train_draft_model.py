@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from drafters.draft_model import OWN, TEXT, draft_model_run, trained_draft_model
-from drafters.states import LENGTH, FrozenTarget, text_stream, write_own
+from drafters.frozen_target import FrozenTarget
+from drafters.states import LENGTH, text_stream, write_own
 from pair.card import parameters, table
 from pair.checkpoint import save
 from training.run import hardware, keep_options, spent_budget

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from drafters.drafter_card import write_card
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lesson, Lessons
 from drafters.replies import (
     HELD_OUT_TOKENS,
@@ -33,7 +34,6 @@ from drafters.replies import (
 )
 from drafters.replies_on_device import DeviceWriter, write_replies_on_device
 from drafters.rounds import MEASURED_STEPS, ROUNDS, Order, make_blocks, measure, places_of, rounds_of
-from drafters.states import FrozenTarget
 from drafters.target_drafter import (
     TargetDrafter,
     drafter_config,

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from drafters.frozen_target import FrozenTarget
 from drafters.heads import KINDS, Heads, Shape
 from drafters.heads_card import write_card
-from drafters.states import LENGTH, OWN_SHARE, FrozenTarget, text_stream, write_own, write_states
+from drafters.states import LENGTH, OWN_SHARE, text_stream, write_own, write_states
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor

@@ -9,8 +9,8 @@ import pytest
 import torch
 import train_heads
 from drafters import states
+from drafters.frozen_target import FrozenTarget
 from drafters.heads import Heads, Shape
-from drafters.states import FrozenTarget
 
 from ondevice.bundle import Bundle
 from ondevice_export import export

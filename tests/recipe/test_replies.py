@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from drafters import replies
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lessons
 from drafters.replies import (
     OWN,
@@ -26,7 +27,6 @@ from drafters.replies import (
     write_share,
 )
 from drafters.replies_on_device import Written, with_states
-from drafters.states import FrozenTarget
 from text.prompts import PASSAGE, Prompt
 from tokenizers import Tokenizer, models, pre_tokenizers
 

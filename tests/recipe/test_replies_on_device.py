@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from drafters import replies_on_device
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lessons
 from drafters.replies import MARK, OWN, Asked, ChatIds
 from drafters.replies_on_device import DeviceWriter, up_to_repetition, write_replies_on_device
-from drafters.states import FrozenTarget
 from text.prompts import PASSAGE, Prompt
 
 from tests.fixtures.tiny_families import save_family

@@ -15,11 +15,11 @@ import train_drafter
 from compare_drafters import compared, error, influence
 from compare_head_sizes import figures, open_drafter, row
 from drafters import lessons, rounds
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lessons, Shards
 from drafters.replies import Asked, held_out, write_held_out
 from drafters.replies_on_device import Written, with_states
 from drafters.rounds import accepted_runs, make_blocks, posterior_noise, rounds_of
-from drafters.states import FrozenTarget
 from drafters.target_drafter import (
     TargetDrafter,
     drafter_config,

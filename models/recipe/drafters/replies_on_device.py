@@ -21,9 +21,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lesson, Shards
 from drafters.replies import LONGEST, MOST, MOST_ASKED, Asked, ChatIds, asked, repeats
-from drafters.states import FrozenTarget
 from ondevice.bundle import Bundle
 from ondevice.text.codec import TextCodec
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lesson
-from drafters.states import FrozenTarget
 from drafters.target_drafter import TargetDrafter
 
 LENGTH = 1024  # positions of a block: whole conversations

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
 
+from drafters.frozen_target import FrozenTarget
 from drafters.lessons import Lesson
-from drafters.states import FrozenTarget
 from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import FINAL_NORM, NORMS, layer_shapes
