@@ -49,7 +49,7 @@ class FrozenTarget:
         with open_target(locate(str(path)), lambda _: None, text_only=True) as opened:
             described = read_target(opened.checkpoint.config, opened.checkpoint.origin)
             names = (EMBEDDING,) if opened.config.tied else (EMBEDDING, HEAD)
-            found = [torch.from_numpy(opened.tensors.read(name)).to(device, PRODUCTS) for name in names]
+            found = [torch.tensor(opened.tensors.read(name)).to(device, PRODUCTS) for name in names]
         return cls(path.stem if path.is_file() else path.name, path, described, found[0], found[-1])
 
     @classmethod

@@ -195,7 +195,7 @@ def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Seq
     """
     width, device = target.form.hidden_size, target.projection.device
     with open_target(locate(str(target.path)), lambda _: None, text_only=True) as opened:
-        factors = torch.from_numpy(opened.tensors.read(FINAL_NORM)).to(device)
+        factors = torch.tensor(opened.tensors.read(FINAL_NORM)).to(device)
         inputs, wanted = [], []
         for lesson in lessons:
             said = slice(lesson.prompt - 1, len(lesson.tokens) - 1)
@@ -225,7 +225,7 @@ def start_layer(own: Any, form: Target, number: int, known: NamedTensors, x: Ten
     shapes, (attention, feed) = layer_shapes(layer, form.hidden_size), (layer.mixer, layer.feed_forward)
 
     def read(name: str) -> Tensor | None:
-        return torch.from_numpy(known.read(f"layers.{number}.{name}")).to(x.device) if name in shapes else None
+        return torch.tensor(known.read(f"layers.{number}.{name}")).to(x.device) if name in shapes else None
 
     for norm, body in ((own.input_layernorm, attention), (own.pre_feedforward_layernorm, feed)):
         if (factors := read(f"{NORMS[body.type][0]}.weight")) is not None:
