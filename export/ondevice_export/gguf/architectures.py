@@ -380,6 +380,7 @@ def _qwen_3_5(metadata: Metadata) -> dict[str, Any]:
 
 
 def _mtp_layers(metadata: Metadata) -> dict[str, Any]:
+    """The number of MTP layers, and whether they have a token embedding or a head of their own."""
     return {
         "mtp_num_hidden_layers": metadata.drafting,
         "mtp_use_dedicated_embeddings": any(".nextn." in name and _OWN.search(name) for name in metadata.entries),

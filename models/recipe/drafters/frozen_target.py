@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from training.precision import PRODUCTS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -191,4 +191,4 @@ def digest_of(*weights: Tensor) -> str:
 
 def functional_linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` as float32."""
-    return nn.functional.linear(x.to(PRODUCTS), weight.to(PRODUCTS)).float()
+    return functional.linear(x.to(PRODUCTS), weight.to(PRODUCTS)).float()
