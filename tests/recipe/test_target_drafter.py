@@ -298,7 +298,7 @@ def test_all_drafts_of_a_drafter_that_knows_the_target_are_accepted(work: Path, 
 def test_a_run_that_was_killed_ends_with_the_same_bits(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LENGTH", 96)
     monkeypatch.setattr("training.run.SAVE_SECONDS", 0)
-    paces = {"cpu": train_drafter.Pace(2, 1, 3, 64, 0.15)}
+    paces = {"cpu": train_drafter.Pace(2, 1, 3, 64, 0.15, 0.03)}
     for name, value in {"ROUNDS": 16, "PACES": paces, "ALWAYS": 8, "SAMPLE": 4}.items():
         monkeypatch.setattr(train_drafter, name, value)
     options = {"target": work.parent / "target", "work": work, "tokens": 32 * 9, "head_tokens": 128, "loss": "both"}
