@@ -214,8 +214,10 @@ def start_from_target(drafter: TargetDrafter, target: FrozenTarget, lessons: Seq
         drafter.post_projection.weight.copy_(torch.diag(1 / drafter.output_scale))
         drafter.model.norm.weight.copy_(factors)
         x, layers = rows[:SEEN] @ drafter.pre_projection.weight.T, list(drafter.model.layers)
+        heads = target.attention.heads, target.attention.head_dim
         for number, own in enumerate(layers, target.source + 1 - len(layers)):
-            if number >= 0 and isinstance(target.form.layers[number].mixer, Attention):
+            mixer = target.form.layers[number].mixer if number >= 0 else None
+            if isinstance(mixer, Attention) and (mixer.heads, mixer.head_dim) == heads:
                 start_layer(own, target.form, number, opened.tensors, x)
 
 
