@@ -363,8 +363,8 @@ def count_tokens(lessons: Lessons, vocabulary: int) -> Tensor:
 
 
 def mlp_units(target: FrozenTarget) -> int:
-    """The units of a target's last feed-forward block; of a mixture those that a token uses."""
-    feed = target.form.layers[-1].feed_forward
+    """The units of the feed-forward block that a drafter's begins with; of a mixture those that a token uses."""
+    feed = target.form.layers[target.source].feed_forward
     return feed.width if feed.experts is None else feed.width + feed.experts.top * feed.experts.intermediate_size
 
 

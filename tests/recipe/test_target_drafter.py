@@ -195,6 +195,12 @@ def test_the_engine_drafts_what_is_trained(family: str, work: Path, tmp_path: Pa
     engine.close()
 
 
+@pytest.mark.parametrize(("family", "units"), [("smollm2", 160), ("e2b", 96), ("qwen3-moe", 2 * 64)])
+def test_a_drafter_has_as_many_units_as_the_block_that_it_begins_with(family: str, units: int, work: Path) -> None:
+    """The last layers of E2B have twice as many."""
+    assert train_drafter.mlp_units(FrozenTarget.read(work.parent / "target", CPU)) == units
+
+
 @pytest.mark.parametrize(("family", "architecture"), [("qwen2", "qwen2"), ("granite", "granite"), ("glm", "chatglm")])
 def test_a_gguf_file_is_the_model_that_it_was_made_of(family: str, architecture: str, tmp_path: Path) -> None:
     model = save_family(tmp_path / "target", family)
