@@ -90,7 +90,7 @@ def _assembly(name: str, form: WeightFormat, rows: int) -> str:
     llvm.initialize_all_asmprinters()
     module = ir.Module("tile")
     module.triple = _triple(name)
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 7), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     with mock.patch.object(library, "choice", return_value=library.LibraryChoice(name, None)):
         inspect.unwrap(tile_product)(builder, PRODUCTS[GROUPS, form], rows, *function.args)

@@ -1,7 +1,8 @@
 """The features of this CPU, probed without LLVM, which names them.
 
 `native_features` reads this machine; the functions `of_...` each translate one system's report and are pure. Only those
-are known that the sets of `sets` need: `X86_FEATURES` and `ARM_FEATURES`, with their names elsewhere.
+are known that the sets of `sets` need, and SSE4A, which no set needs and no other maker's CPU than AMD's has:
+`X86_FEATURES` and `ARM_FEATURES`, with their names elsewhere.
 
 A feature counts only if it can be used. An x86 CPU may have AVX while the system does not save its registers, and a
 hypervisor may hide features. Linux and macOS report what is left; on Windows CPUID does not, so the register state that
@@ -54,6 +55,7 @@ X86_FEATURES = {
     "popcnt": X86Feature("popcnt", "POPCNT", LEAF_1, ECX, 23),
     "sahf": X86Feature("lahf_lm", "LAHF", EXTENDED_1, ECX, 0),
     "lzcnt": X86Feature("abm", "LZCNT", EXTENDED_1, ECX, 5),
+    "sse4a": X86Feature("sse4a", "", EXTENDED_1, ECX, 6),
     "bmi": X86Feature("bmi1", "BMI1", LEAF_7, EBX, 3),
     "bmi2": X86Feature("bmi2", "BMI2", LEAF_7, EBX, 8),
     "fma": X86Feature("fma", "FMA", LEAF_1, ECX, 12, AVX_STATE),
@@ -112,7 +114,7 @@ def architecture() -> str:
 
 @cache
 def native_features() -> frozenset[str]:
-    """LLVM's names of the features that this CPU has, as far as `sets` needs them; none where that is unknown."""
+    """LLVM's names of those known features that this CPU has; none where that is unknown."""
     x86, arm = (architecture() == name for name in ("x86_64", "aarch64"))
     found: frozenset[str] = frozenset()
     if sys.platform == "linux":

@@ -95,13 +95,13 @@ def cpuinfo(*flags: str) -> str:
     [
         pytest.param(NEHALEM, V2, id="Nehalem"),
         pytest.param(HASWELL, V3, id="Haswell"),
-        pytest.param(ZEN_2, V3, id="Zen 2"),
+        pytest.param(ZEN_2, V3 | {"sse4a"}, id="Zen 2"),
         pytest.param(ALDER_LAKE, V3 | {"avxvnni"}, id="Alder Lake"),
         pytest.param(SKYLAKE_X, V4, id="Skylake-X"),
         pytest.param(CASCADE_LAKE, V4 | {"avx512vnni"}, id="Cascade Lake"),
         pytest.param(ICE_LAKE, V4 | {"avx512vnni", "avx512vbmi"}, id="Ice Lake"),
-        pytest.param(ZEN_4, V4 | {"avx512vnni", "avx512vbmi"}, id="Zen 4"),
-        pytest.param(ZEN_5, V4 | {"avx512vnni", "avx512vbmi", "avxvnni"}, id="Zen 5"),
+        pytest.param(ZEN_4, V4 | {"avx512vnni", "avx512vbmi", "sse4a"}, id="Zen 4"),
+        pytest.param(ZEN_5, V4 | {"avx512vnni", "avx512vbmi", "avxvnni", "sse4a"}, id="Zen 5"),
     ],
 )
 def test_flags_of_linux(flags: str, expected: set[str]) -> None:

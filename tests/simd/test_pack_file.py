@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +128,51 @@ def test_linux_reads_a_pack_of_medium_size(cache: Path, monkeypatch: pytest.Monk
     path.chmod(0o600)
     os.truncate(path, PAGE)
     assert not was_truncated(found)
+
+
+class Noted(io.BytesIO):
+    """A file in memory that notes where it is written, and how much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[int, int]] = []
+
+    def write(self, data: Any) -> int:
+        self.writes.append((self.tell(), len(data)))
+        return super().write(data)
+
+
+@pytest.mark.parametrize(("system", "read", "whole"), [("linux", 0, True), ("linux", 999, False), ("darwin", 0, False)])
+def test_what_linux_will_map_is_written_in_huge_pages_first(
+    monkeypatch: pytest.MonkeyPatch, system: str, read: int, whole: bool
+) -> None:
+    """Each of them once, whatever part of it comes first, and the last one to the end of the file."""
+    monkeypatch.setattr(pack_file, "sys", SimpleNamespace(platform=system))
+    monkeypatch.setattr(pack_file, "READ", read)
+    monkeypatch.setattr(pack_file, "HUGE_PAGE", 100)
+    content = np.random.default_rng(0).integers(0, 256, 350, np.uint8)
+    with Noted() as file:
+        flushes = pack_file._Flushes(file, len(content))
+        for start, stop in [(120, 130), (130, 290), (0, 100), (300, 350), (290, 300), (100, 120)]:
+            flushes.put(start, content[start:stop])
+        assert file.getvalue() == content.tobytes()
+        large = [each for each in file.writes if each[0] % 100 == 0 and each[1] in (100, 50)]
+        expected = [(100, 100), (200, 100), (0, 100), (0, 100), (300, 50), (300, 50)]
+        assert large == (expected if whole else [(0, 100), (300, 50)])
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages")
+@pytest.mark.parametrize(("memory", "asked"), [(2, True), (1.9, False)])
+def test_a_pack_that_fits_twice_into_memory_is_mapped_in_huge_pages(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, memory: float, asked: bool
+) -> None:
+    layout = layout_of()
+    monkeypatch.setattr(pack_file, "total_bytes", lambda root: int(memory * layout.size))
+    pack = open_pack(layout, FakeFiles(), 1)
+    (path,) = cache.iterdir()
+    _, mapping = Path("/proc/self/smaps").read_text().split(f"{path}\n")
+    assert (" hg" in next(line for line in mapping.splitlines() if line.startswith("VmFlags"))) == asked
+    assert isinstance(pack, np.memmap)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])

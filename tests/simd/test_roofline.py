@@ -8,7 +8,7 @@ import pytest
 from ondevice import machine
 from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS, dots, read
 from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
-from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
+from ondevice.engines.simd.roofline import AHEAD, Roofline, RooflineMeasurement, readable_bytes
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,9 @@ def test_the_kernels_do_what_is_counted() -> None:
     """The kernels read all of the memory and compute the number of products that the measurement assumes."""
     values = np.arange(128, dtype=np.float32)
     total = np.zeros(1, np.float32)
-    read(values.ctypes.data, values.nbytes, total.ctypes.data)
-    assert total[0] == values.sum()
+    for ahead in (0, AHEAD):
+        read(values.ctypes.data, values.nbytes, ahead, total.ctypes.data)
+        assert total[0] == values.sum()
     lanes = instruction_set().lanes
     out = np.full((VECTORS, 4 * lanes), 2, np.uint8)
     dots(10, out.ctypes.data)

@@ -69,17 +69,25 @@ def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
     return pack
 
 
-def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed, bias: int = 0) -> PackedMatrix:
+def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed, bias: int = 0, streamed: int = 0) -> PackedMatrix:
     at, kind = pack.ctypes.data, product_kind(packed.matrix)
-    return PackedMatrix(kind, packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks, bias)
+    places = at + packed.weights, at + packed.scales, packed.blocks
+    return PackedMatrix(kind, packed.tile_bytes, *places, bias, streamed)
 
 
-def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0, bias: int = 0) -> twins.Floats:
+def run(
+    pack: npt.NDArray[np.uint8],
+    packed: Packed,
+    x: twins.Floats,
+    cap: float = 0.0,
+    bias: int = 0,
+    streamed: int = 0,
+) -> twins.Floats:
     out = np.zeros((len(x), packed.tiles * 16), np.float32)
     form = input_form(packed.matrix)
     records = records_of(x, form)
     project(
-        matrix_of(pack, packed, bias),
+        matrix_of(pack, packed, bias, streamed),
         Activations(records.ctypes.data, len(x), form),
         FloatRows(out.ctypes.data, out.strides[0]),
         np.float32(cap),
@@ -119,9 +127,10 @@ def test_a_projection_equals_its_twin(form: WeightFormat, steps: Steps, rows: in
     layout = PackLayout()
     packed = layout.add(matrix)
     x = rng.standard_normal((rows, 96)).astype(np.float32)
-    out = run(pack_of(layout), packed, x)
-    np.testing.assert_array_equal(out[:, :72], expected(matrix, x))
-    assert not out[:, 72:].any(), "rows beyond the last are zero"
+    for streamed in (0, 1):
+        out = run(pack_of(layout), packed, x, streamed=streamed)
+        np.testing.assert_array_equal(out[:, :72], expected(matrix, x))
+        assert not out[:, 72:].any(), "rows beyond the last are zero"
 
 
 @pytest.mark.parametrize("rows", [*range(1, 10), 19])

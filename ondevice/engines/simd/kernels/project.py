@@ -8,7 +8,6 @@ and the number of rows; `tiles` and `epilogue_tiles` emit it, for the layouts of
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -298,21 +297,21 @@ def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, s
     weights = matrix.weights + tile * matrix.tile_bytes
     scales = matrix.scales + tile * scale_bytes(kind, blocks)
     if kind == GROUPS4:
-        groups4(rows, weights, scales, inputs, blocks, out, stride)
+        groups4(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == GROUPS8:
-        groups8(rows, weights, scales, inputs, blocks, out, stride)
+        groups8(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == GROUPS4_AFFINE:
-        groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
+        groups4_affine(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == GROUPS4_TABLE:
-        groups4_table(rows, weights, scales, inputs, blocks, out, stride)
+        groups4_table(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == GROUPS4_E2M1:
-        groups4_e2m1(rows, weights, scales, inputs, blocks, out, stride)
+        groups4_e2m1(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == STEPS2:
-        steps2(rows, weights, scales, inputs, blocks, out, stride)
+        steps2(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == STEPS4:
-        steps4(rows, weights, scales, inputs, blocks, out, stride)
+        steps4(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     elif kind == STEPS8:
-        steps8(rows, weights, scales, inputs, blocks, out, stride)
+        steps8(rows, weights, scales, inputs, blocks, out, stride, matrix.streamed)
     else:
         floats(matrix.tile_bytes // (4 * TILE * blocks), rows, weights, scales, inputs, blocks, out, stride)
 
@@ -323,7 +322,7 @@ def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
     weights = matrix.weights + tiles * matrix.tile_bytes
     scales = matrix.scales + tiles * scale_bytes(matrix.product, matrix.blocks)
     bias = matrix.bias + 4 * TILE * tiles if matrix.bias else matrix.bias
-    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks, bias)
+    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks, bias, matrix.streamed)
 
 
 @kernel
@@ -335,19 +334,21 @@ def scale_bytes(product: int, blocks: int) -> Any:
     return 2 * TILE * blocks if in_groups else EPILOGUE_BYTES
 
 
-@emits(types.void, LITERAL, *[types.int64] * 7)
+@emits(types.void, LITERAL, *[types.int64] * 8)
 def product_of_rows(
-    builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
-) -> None:
+    builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any,
+    streamed: Any,
+) -> None:  # fmt: skip
     """The product of a kind for 1..MAX_GROUP_ROWS rows: a switch over the number at run time."""
     layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
-    if layout == GROUPS:  # without the decorator: the functions that emit code
-        emit = partial(inspect.unwrap(tile_product), builder, kind)
-    else:
-        emit = partial(inspect.unwrap(step_product), builder, form.bits)
+    operands = weights, scales, inputs, blocks, out, stride
 
     def of_rows(number: int) -> None:
-        emit(number, weights, scales, inputs, blocks, out, stride)
+        # Without the decorator: the functions that emit code.
+        if layout == GROUPS:
+            inspect.unwrap(tile_product)(builder, kind, number, *operands, streamed)
+        else:
+            inspect.unwrap(step_product)(builder, form.bits, number, *operands)
 
     emit_cases(builder, rows, range(1, MAX_GROUP_ROWS + 1), of_rows)
 
@@ -356,8 +357,10 @@ def product_kernel(kind: int) -> Any:
     """A kernel of one kind of product: `product_of_rows`."""
 
     @kernel
-    def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-        product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride)
+    def multiply(
+        rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int, streamed: int
+    ) -> None:
+        product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride, streamed)
 
     return multiply
 

@@ -8,27 +8,49 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS
+from ondevice.engines.simd.kernels.contract.entries import CHAINS, LINE, VECTORS
 from ondevice.engines.simd.kernels.contract.instruction_sets import AVX2, NEON, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
 from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import write_f32
-from ondevice.engines.simd.kernels.isa.vector import I8, I32, I64, constant, element, full, load, splat, sum_lanes
+from ondevice.engines.simd.kernels.isa.vector import (
+    I8,
+    I32,
+    I64,
+    L1_ONLY,
+    constant,
+    element,
+    full,
+    load,
+    pointer_to,
+    prefetch,
+    splat,
+    sum_lanes,
+)
 from ondevice.native.functions import kernel
 
 
 @kernel
-def read(data: int, size: int, out: int) -> None:
+def read(data: int, size: int, ahead: int, out: int) -> None:
     """Write the sum of float32[size / 4] at an address. What matters is the time that it takes to read them.
 
     size : bytes, a multiple of 256
+    ahead : distance in bytes to what is prefetched; with 0, the CPU alone finds out what is read next
     out : address of a float32
     """
     a = full(np.float32(0.0))
     b, c, d = a, a, a
     for at in range(data, data + size, 256):
+        _prefetch_four_lines(at + ahead)
         a, b, c, d = a + load(at), b + load(at + 64), c + load(at + 128), d + load(at + 192)
     write_f32(out, sum_lanes((a + b) + (c + d)))
+
+
+@emits(types.void, types.int64)
+def _prefetch_four_lines(builder: Any, address: Any) -> None:
+    """Prefetch 256 bytes into level 1 alone, as streamed weights are (`tiles`)."""
+    for offset in range(0, 256, LINE):
+        prefetch(builder, pointer_to(builder, address), offset, L1_ONLY)
 
 
 @kernel

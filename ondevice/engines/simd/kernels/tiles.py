@@ -44,7 +44,13 @@ from ondevice.engines.simd.kernels.activations import (
     START,
 )
 from ondevice.engines.simd.kernels.contract.entries import LINE
-from ondevice.engines.simd.kernels.contract.instruction_sets import AVX2, AVX_VNNI, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import (
+    AVX2,
+    AVX512_VNNI,
+    AVX_VNNI,
+    InstructionSet,
+    instruction_set,
+)
 from ondevice.engines.simd.kernels.contract.matrices import PAIRED_BYTES, PRODUCTS, TILE
 from ondevice.engines.simd.kernels.formats import paired_codes, unpack
 from ondevice.engines.simd.kernels.isa.dot import (
@@ -68,6 +74,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
+    L1_ONLY,
     L2,
     constant,
     element,
@@ -84,16 +91,21 @@ SUMS = {AVX2: 10, AVX_VNNI: 12}
 activations, and on AVX2 products. AVX-512 and the generic set have one for each row."""
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
+STREAM_AHEAD = 4096
+"""The same for weights that are streamed."""
+STREAM_ROWS = {4: 2, 8: 3}
+"""Most rows with which weights of so many bits are streamed (`contract.steps.PackedMatrix`). More rows need the time
+and the level-1 cache: then forwards of 3 and 4 rows of int4 took 1.12 and 1.08 times as long (AMD Zen 4)."""
 CHUNK = 4096
 """Bytes of weights that one pass multiplies before the next pass continues, if a tile takes several passes. It is less
 than AHEAD, so that the passes read memory evenly; if a pass ran over a whole tile, the first one would wait for memory
 and the others not."""
 
 
-@emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
+@emits(types.void, LITERAL, LITERAL, *[types.int64] * 7)
 def tile_product(
     builder: Any, product: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any,
-    stride: Any,
+    stride: Any, streamed: Any,
 ) -> None:  # fmt: skip
     """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * (scale[r] * (w[n] . q[r])), block after block.
 
@@ -107,11 +119,19 @@ def tile_product(
         blocks: number of blocks, at least 1.
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
+        streamed: whether the weights are streamed, 0 or 1: see `contract.steps.PackedMatrix`.
     """
     isa = instruction_set()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
-    tile = kind(isa, form, rows, weights, scales, activations, out, stride)
+    ahead = [(I64(AHEAD), L2)]
+    if isa is AVX512_VNNI and rows <= STREAM_ROWS[form.bits]:
+        is_streamed = builder.icmp_signed("!=", streamed, I64(0))
+        ahead = [
+            (builder.select(is_streamed, I64(0), I64(AHEAD)), L2),
+            (builder.select(is_streamed, I64(STREAM_AHEAD), I64(0)), L1_ONLY),
+        ]
+    tile = kind(isa, form, rows, weights, scales, activations, out, stride, ahead)
     vectors, whole = tile_vectors(isa, rows), TILE // isa.lanes
     every, zeros = range(whole * rows), [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole and not tile.in_memory:
@@ -142,6 +162,10 @@ def tile_vectors(isa: InstructionSet, rows: int) -> int:
     return TILE // isa.lanes if isa in SUMS else vectors_of_a_pass(isa, rows)
 
 
+Prefetched = list[tuple[Any, int]]
+"""Pointers to what is prefetched, each with the level of the cache that it goes to."""
+
+
 class _Part(NamedTuple):
     """The part of a tile that one pass computes.
 
@@ -162,6 +186,10 @@ class _Tile:
     """Emits the code of `tile_product`, whose arguments it holds.
 
     Sums are listed by vector of output rows, then by row of activations.
+
+    ahead : the distances in bytes to what is prefetched, each with the level of the cache. Weights that may be streamed
+        have two, of which the one not meant is 0: that line is in level 1 already, and the second prefetch takes less
+        time than a branch or a second copy of the code would
     """
 
     isa: InstructionSet
@@ -172,6 +200,7 @@ class _Tile:
     activations: Any
     out: Any
     stride: Any
+    ahead: list[tuple[Any, int]]
 
     @property
     def block_bytes(self) -> int:
@@ -206,7 +235,8 @@ class _Tile:
         vectors = tile_vectors(isa, rows)
         share = size * vectors * isa.lanes // TILE
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
-        ahead = builder.add(weights, builder.mul(part.number, I64(share)))
+        prefetched = builder.add(weights, builder.mul(part.number, I64(share)))
+        aheads = [(builder.add(prefetched, distance), level) for distance, level in self.ahead]
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
         scale_bytes = (4 if self.form.affine else 2) * TILE
         scales = builder.add(self.scales, builder.mul(part.first, I64(scale_bytes)))
@@ -215,12 +245,13 @@ class _Tile:
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            ahead_at = element(builder, ahead, block, size)
+            ahead_at = [(element(builder, address, block, size), level) for address, level in aheads]
             codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
             base = element(builder, activations, block, record_bytes)
             if self.by_line:
                 return self._add_lines(builder, codes_at, scales_at, base, ahead_at, sums)
-            prefetch_weights(builder, ahead_at, share)
+            for line in range(0, share, LINE):
+                _prefetch(builder, ahead_at, line)
             results, each = [], len(sums) // vectors
             for vector in range(vectors):
                 factors = self._factors(builder, scales_at, vector)
@@ -280,7 +311,7 @@ class _Tile:
         ]
 
     def _add_lines(
-        self, builder: Any, codes_at: Any, scales_at: Any, base: Any, ahead_at: Any, sums: Vectors
+        self, builder: Any, codes_at: Any, scales_at: Any, base: Any, ahead_at: Prefetched, sums: Vectors
     ) -> Vectors:
         """Add a block's products to the sums: one cache line of weights after the other, multiplied with all rows, or
         with as many at a time as have SUMS.
@@ -292,7 +323,7 @@ class _Tile:
 
         Args:
             codes_at, scales_at, base: pointers to the block's weights, scales and activations.
-            ahead_at: pointer to this pass's share of the block; the lines at AHEAD from it are prefetched.
+            ahead_at: pointers to the lines that this pass prefetches during the block, and the level of each.
             sums: the sums; none if they are `in_memory`.
         """
         rows, vectors, results = self.rows, tile_vectors(self.isa, self.rows), list(sums)
@@ -300,7 +331,7 @@ class _Tile:
         together = -(-rows // turns)
         for first in range(0, rows, together):
             some = range(first, min(first + together, rows))
-            dots = self._dots(builder, codes_at, base, None if first else ahead_at, some)
+            dots = self._dots(builder, codes_at, base, [] if first else ahead_at, some)
             factors = [self._factors(builder, scales_at, vector) for vector in range(vectors)]
             for row in some:
                 start, scale, shift = three_words(builder, self.isa, base, self.row_bytes * row + START)
@@ -316,7 +347,9 @@ class _Tile:
                     results[row::rows] = after
         return results
 
-    def _dots(self, builder: Any, codes_at: Any, base: Any, ahead_at: Any, some: range) -> dict[tuple[int, int], Any]:
+    def _dots(
+        self, builder: Any, codes_at: Any, base: Any, ahead_at: Prefetched, some: range
+    ) -> dict[tuple[int, int], Any]:
         """A block's dot products with some rows, <n x i32>, by row and vector of output rows: see `_add_lines`.
 
         Where registers are few, the products with an unpacked vector of weights end before the next is needed. LLVM
@@ -324,7 +357,7 @@ class _Tile:
         took 28 and 52 ns, and take 19 and 39 (AMD Zen 3, one core, weights in level 1).
 
         Args:
-            codes_at, base, ahead_at: as for `_add_lines`; None for `ahead_at` if another turn prefetches.
+            codes_at, base, ahead_at: as for `_add_lines`; nothing in `ahead_at` if another turn prefetches.
             some: the rows.
         """
         isa, form, bits = self.isa, self.form, self._bits
@@ -349,8 +382,8 @@ class _Tile:
                     for vector in vectors:
                         total = dots[row, vector]
                         dots[row, vector] = add_dots(builder, isa, bits, total, codes[vector][part], groups)
-                    if ahead_at is not None and first == 0 and row == some[len(some) // 2] and line % passes == 0:
-                        prefetch(builder, ahead_at, AHEAD + LINE * (line // passes), L2)
+                    if first == 0 and row == some[len(some) // 2] and line % passes == 0:
+                        _prefetch(builder, ahead_at, LINE * (line // passes))
                 if isa in SUMS:
                     dots = dict(zip(dots, keep_order(builder, list(dots.values())), strict=True))
         return {key: last_dots(builder, total, starts[key[0]]) for key, total in dots.items()}
@@ -438,6 +471,12 @@ class _PairedTile(_Tile):
         codes = [builder.shuffle_vector(half, half, twice) for half in halves]
         start = splat(builder, read(builder, base, I32, at + START), 4)
         return codes, start, *(splat(builder, read(builder, base, F32, at + place), 4) for place in (SCALE, SHIFT))
+
+
+def _prefetch(builder: Any, pointers: Prefetched, offset: int) -> None:
+    """Prefetch the lines at `offset` bytes from pointers, each into its level."""
+    for pointer, level in pointers:
+        prefetch(builder, pointer, offset, level)
 
 
 def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:

@@ -141,6 +141,9 @@ class PackedMatrix(NamedTuple):
     """Blocks of a row."""
     bias: int
     """Address of float32[tiles, 16], added to the products; 0 to add nothing."""
+    streamed: int
+    """1 if products of a few rows prefetch the weights into level 1 alone, so that they leave the caches below it as
+    they are; 0 if into level 2."""
 
 
 class Project(NamedTuple):
@@ -581,7 +584,7 @@ EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
 CONVOLVE, RECUR, GATE = range(17, 20)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
-WIDTH = 20
+WIDTH = 21
 """Numbers int64 in a row of a plan."""
 
 

@@ -134,8 +134,9 @@ def element(builder: Any, base: Any, index: Any, size: Any) -> Any:
     return pointer_to(builder, builder.add(base, builder.mul(index, size)))
 
 
-L1, L2 = 3, 2
-"""LLVM's numbers for the cache level that a prefetch fills."""
+L1, L2, L1_ONLY = 3, 2, 0
+"""LLVM's numbers for the cache level that a prefetch fills. A line of L1_ONLY does not go to a lower level afterwards
+(prefetchnta)."""
 
 
 def prefetch(builder: Any, pointer: Any, offset: int = 0, level: int = L1) -> None:
