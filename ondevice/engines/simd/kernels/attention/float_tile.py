@@ -12,6 +12,10 @@ take 1.6 times as long (SmolLM2-135M, two cores of a Xeon with AVX-512).
 A tile is as large as the registers allow, so that what is loaded and widened to float32 is used by several FMAs. Its
 size changes no bit: a score adds the products of a head's numbers in their order, an output number adds value after
 value.
+
+While a unit is read, the next one is prefetched into level 2. Level 1 can wait for fewer lines than a unit has: with
+prefetches into it a thread read keys of 64 numbers at 10 GB/s in place of 15, and forwards of one row after 1,024 and
+7,900 tokens took 1.10 and 1.25 to 1.33 times as long (SmolLM2-135M, two cores of an AMD Zen 4).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
+    L2,
     VF32,
     constant,
     element,
@@ -87,7 +92,7 @@ def _score(builder: Any, keys: Any, ahead: Any, queries: Any, head_dim: Any, out
         def step(index: Any, sums: Vectors, vectors: range = vectors) -> Vectors:
             line, numbers = element(builder, keys, index, LINE_BYTES), element(builder, queries, index, 4 * pairs)
             if not vectors.start:
-                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
+                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES), level=L2)
             return _add_products(builder, _repeated(builder, numbers, pairs), line, vectors, sums)
 
         sums = accumulate(builder, head_dim, [constant(0.0, _FLOATS)] * (pairs * len(vectors)), step)
@@ -123,7 +128,7 @@ def _mix(builder: Any, weights: Any, values: Any, ahead: Any, count: Any, out: A
         def step(index: Any, sums: Vectors, vectors: range = vectors) -> Vectors:
             line, own = element(builder, values, index, LINE_BYTES), element(builder, weights, index, 4)
             if not vectors.start:
-                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES))
+                prefetch(builder, element(builder, line_ahead, index, LINE_BYTES), level=L2)
             w = [splat(builder, read(builder, own, F32, SCORE_BYTES * pair), _LANES) for pair in range(pairs)]
             return _add_products(builder, w, line, vectors, sums)
 
