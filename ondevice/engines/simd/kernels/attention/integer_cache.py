@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import TILE_PAIRS, mix_tile, score_tile
+from ondevice.engines.simd.kernels.attention.integer_tile import KEYS_AHEAD, TILE_PAIRS, mix_tile, score_tile
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head
 from ondevice.engines.simd.kernels.attention.scratch import (
     NOWHERE,
@@ -102,18 +102,18 @@ def score_keys(
     line : bytes from a row of `out` to the next
     """
     queries, starts = scratch.codes + first * head_dim, scratch.starts + 4 * first
-    scales, blocks = scratch.query_scales + 4 * first, head_dim // 32
+    scales, blocks, ahead = scratch.query_scales + 4 * first, head_dim // 32, KEYS_AHEAD * stride
     for tile in range(count):
         at = keys + tile // 2 * stride + tile % 2 * TILE * (head_dim + 4)
         to = out + 4 * TILE * tile
         if members == 8:
-            score_tile(8, at, queries, starts, scales, blocks, to, line)
+            score_tile(8, at, ahead, queries, starts, scales, blocks, to, line)
         elif members == 4:
-            score_tile(4, at, queries, starts, scales, blocks, to, line)
+            score_tile(4, at, ahead, queries, starts, scales, blocks, to, line)
         elif members == 2:
-            score_tile(2, at, queries, starts, scales, blocks, to, line)
+            score_tile(2, at, ahead, queries, starts, scales, blocks, to, line)
         else:
-            score_tile(1, at, queries, starts, scales, blocks, to, line)
+            score_tile(1, at, ahead, queries, starts, scales, blocks, to, line)
 
 
 @kernel
