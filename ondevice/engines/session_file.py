@@ -30,7 +30,7 @@ from ondevice.errors import SessionFileError
 from ondevice.files import replacing
 
 MAGIC = b"ondevice session\n"
-VERSION = 4
+VERSION = 5
 """Version of the layout of this file and of the rows in it."""
 
 _PREFIX = struct.Struct("<IQ")

@@ -1,8 +1,9 @@
 """The steps of the gated delta rule: `Recur`, over the states of value heads, and `Gate`, on the rows behind it.
 
 The columns of a state do not depend on each other, so a unit of work is STATE_COLUMNS columns of one head of one
-sequence, which stay in the first level of cache while all rows of the sequence pass. A row is computed with the same
-operations in the same order whatever rows are before it in the forward.
+sequence, a part, which stays in the first level of cache while all rows of the sequence pass. States lie part by part,
+float32[value_heads, parts, key_dim, STATE_COLUMNS]. A row is computed with the same operations in the same order
+whatever rows are before it in the forward.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import inverse_rms, write_input
+from ondevice.engines.simd.kernels.attention.query_key_value import copy
 from ondevice.engines.simd.kernels.attention.scratch import Sequence, read_sequence
 from ondevice.engines.simd.kernels.contract.matrices import STATE_COLUMNS
 from ondevice.engines.simd.kernels.contract.slots import CACHES, SEQUENCE_COUNT, SEQUENCES, STOP, UNREAD
@@ -25,7 +27,7 @@ from ondevice.native.functions import kernel
 _F = np.float32
 _ZERO, _ONE, _TWO, _EPS = _F(0.0), _F(1.0), _F(2.0), _F(1e-6)
 LINE = 4 * STATE_COLUMNS
-"""Bytes of a row of a unit's part of a state."""
+"""Bytes of a row of a part."""
 _THIRD, _FIFTH, _SEVENTH, _NINTH, _ELEVENTH, _THIRTEENTH = (_F(1 / n) for n in range(3, 15, 2))
 
 
@@ -44,21 +46,21 @@ def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scrat
         record = read_i64(state[SEQUENCES] + 8 * (unit // (step.value_heads * parts)))
         head, part = unit // parts % step.value_heads, unit % parts
         sequence, unread = read_sequence(record, np.int64(1)), read_i64(record + 8 * UNREAD)
-        offset = 4 * head * step.key_dim * step.value_dim + LINE * part
+        offset = (head * parts + part) * step.key_dim * LINE
         present = read_i64(record + 8 * (CACHES + step.states)) + offset
         following = read_i64(record + 8 * (CACHES + step.states + 1)) + offset
-        copy_in(present, scratch, step)
+        copy(present, scratch, step.key_dim * STATE_COLUMNS)
         for number in range(unread):
             pass_cached(step, record, sequence.base, sequence.length - unread + number, head, part, scratch)
         if unread:
-            copy_out(scratch, present, step)
+            copy(scratch, present, step.key_dim * STATE_COLUMNS)
         if not sequence.paths:
             for row in range(sequence.rows):
                 pass_row(step, sequence.first_row + row, head, part, scratch)
-            copy_out(scratch, following, step)
+            copy(scratch, following, step.key_dim * STATE_COLUMNS)
         else:
             for row in range(sequence.rows):
-                copy_in(present, scratch, step)
+                copy(present, scratch, step.key_dim * STATE_COLUMNS)
                 pass_path(step, state, sequence, row, head, part, scratch)
 
 
@@ -69,22 +71,6 @@ def pass_path(step: Recur, state: np.ndarray, sequence: Sequence, row: int, head
     for level in range(depth + 1):
         passed = ancestor(sequence.paths, sequence.path_width, row, level)
         pass_row(step, sequence.first_row + passed, head, part, scratch)
-
-
-@kernel
-def copy_in(part: int, scratch: int, step: Recur) -> None:
-    """Copy a part of a state to the working memory."""
-    for i in range(step.key_dim):
-        for at in range(0, LINE, 64):
-            store(scratch + i * LINE + at, load(part + 4 * i * step.value_dim + at))
-
-
-@kernel
-def copy_out(scratch: int, part: int, step: Recur) -> None:
-    """Copy the working memory to a part of a state."""
-    for i in range(step.key_dim):
-        for at in range(0, LINE, 64):
-            store(part + 4 * i * step.value_dim + at, load(scratch + i * LINE + at))
 
 
 @kernel
