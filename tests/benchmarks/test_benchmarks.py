@@ -20,9 +20,10 @@ from benchmarks.memory.start import start
 from benchmarks.memory.watch import Memory
 from benchmarks.peers.llama_programs import LlamaBench, speeds_of
 from benchmarks.quality import attention as quality
-from benchmarks.speed import arm_model, batch, busy, experts, long_context, rows
+from benchmarks.speed import arm_model, batch, busy, experts, long_context, rows, streaming
 from benchmarks.speed.projections import by_shape
 from benchmarks.speed.tile_code import TileCode
+from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Outputs
 from ondevice.engines.simd.engine import SimdEngine
@@ -47,6 +48,22 @@ def test_attention_quality(reference_bundle: Path) -> None:
     assert all(0 <= best <= left < 1 for left, best in found)
     drafts, taken = quality.first_drafts(session, tokens)
     assert len(drafts) == len(taken) > 30
+
+
+def test_streamed_weights(
+    reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["streaming", str(reference_bundle), "--rows", "1", "5", "--rounds", "1"])
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    streaming.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("| ") and line.split()[1].isdigit()] == ["1", "5"]
+    slow, fast = streaming.Round(4.0, 3.0, 30e9), streaming.Round(3.0, 1.5, 60e9)
+    assert streaming.lines(2, [slow, fast, slow]) == [
+        ["2", "30.0", "2", "4000.00", "3000.00", "0.75"],
+        ["2", "60.0", "1", "3000.00", "1500.00", "0.50"],
+    ]
+    assert [line[2] for line in streaming.lines(2, [slow, slow._replace(bandwidth=31e9)])] == ["2"]
 
 
 def test_several_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,11 +77,12 @@ class RooflineMeasurement:
         for pool in self._pools:
             pool.shutdown()
 
-    def read(self) -> None:
-        """Measure three times and keep the best values."""
+    def read(self) -> Roofline:
+        """Measure three times and keep the best values, which are returned."""
         found = [self._reading() for _ in range(3)]
         best = Roofline(max(one.bandwidth for one in found), max(one.peak for one in found))
         self._readings.append(best)
+        return best
 
     def median(self) -> Roofline:
         """The median of the values kept by `read`."""
