@@ -22,8 +22,8 @@ from benchmarks.command import add_threads, command_line, machine_lines, run_com
 from benchmarks.forwards import forward, read, timed
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table
-from ondevice.engines.simd import program
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.plan import builder
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 CACHED = 64
@@ -69,7 +69,7 @@ def main() -> None:
 
 def opened(bundle: Bundle, threads: int, *, streamed: bool) -> SimdEngine:
     """An engine that streams its weights, or does not."""
-    with mock.patch.object(program, "pays_to_stream", return_value=streamed):
+    with mock.patch.object(builder, "pays_to_stream", return_value=streamed):
         return SimdEngine(bundle, threads)
 
 

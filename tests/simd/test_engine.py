@@ -21,6 +21,8 @@ from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import AttentionType, KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.kernels.contract.steps import Gated, Project, from_row
+from ondevice.engines.simd.plan import builder as plan_builder
 from ondevice.errors import UsageError
 from tests.fixtures.tiny_models import CONTEXT, VOCAB
 
@@ -185,3 +187,35 @@ def test_lookups_by_more_heads_of_a_kv_head_than_are_computed_together(
     monkeypatch.setattr("ondevice.engines.simd.plan.layer.MAX_PAIRS", 1)
     with pytest.raises(UsageError, match=r"takes 1 heads of a KV head, not \d+: use --attention exact"):
         SimdEngine(Bundle.open(tiny), 1, lookup=LookupSettings(mode))
+
+
+def is_streamed(engine: SimdEngine) -> set[bool]:
+    """Whether the matrices of a forward and of a draft step are streamed."""
+    assert engine._program.drafter is not None
+    plans = engine._program.plan(), engine._program.drafter.plan
+    steps = (from_row(row) for plan in plans for form in (plan.steps, plan.exact) for row in form)
+    return {bool(step.matrix.streamed) for step in steps if isinstance(step, Project | Gated)}
+
+
+@pytest.mark.parametrize(
+    ("cached", "features", "expected"),
+    [(1, {"sse4a", "avx2"}, True), (1, {"avx2"}, False), (1 << 26, {"sse4a", "avx2"}, False)],
+)
+def test_weights_beyond_the_caches_are_streamed_on_amd(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, cached: int, features: set[str], expected: bool
+) -> None:
+    logits = logits_of(SimdEngine(bundle, 1).open_session())
+    monkeypatch.setattr(plan_builder, "CACHED", cached)
+    monkeypatch.setattr(plan_builder, "native_features", lambda: frozenset(features))
+    engine = SimdEngine(bundle, 1)
+    assert is_streamed(engine) == {expected}
+    np.testing.assert_array_equal(logits_of(engine.open_session()), logits)
+
+
+def test_the_weights_of_a_plan_are_counted(bundle: Bundle) -> None:
+    engine = SimdEngine(bundle, 1)
+    program = engine._program
+    steps = [from_row(row) for row in program.plan().steps]
+    packed = {id(place): place for place in program.models.layout.places.values()}.values()
+    most = sum(place.tiles * place.tile_bytes for place in packed)
+    assert 0 < plan_builder.weight_bytes(steps) <= most

@@ -21,7 +21,7 @@ from ondevice.engines.simd.kernels.contract.matrices import SCRATCH_BYTES, STATE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import Plan, PlanBuilder, pays_to_stream
+from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
 from ondevice.engines.simd.plan.layer import cache_shape
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
@@ -79,7 +79,7 @@ class Program:
         self.cache_shapes = np.array([cache_shape(own) for own in config.cached.values()], np.int64)
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
         new_plan = partial(PlanBuilder, places, pack, buffers)
-        builder = new_plan(most_rows, config.norm_eps, streamed=pays_to_stream(len(pack)))
+        builder = new_plan(most_rows, config.norm_eps)
         self.target = TargetPlanner(target, builder, self.caches, threads, of_target)
         self.plan: Callable[..., Plan] = lru_cache(MAX_PLANS)(self.target.plan)
         self.plan(WHOLE)

@@ -84,7 +84,6 @@ class PlanBuilder:
         places: places of the matrices in the pack; see `PackLayout.places`.
         most_rows: most rows of a forward, for which buffers are allocated.
         eps: the epsilon of the norms, as the bits of a float32.
-        streamed: whether steps stream the matrices: see `contract.steps.PackedMatrix`.
     """
 
     def __init__(
@@ -94,14 +93,11 @@ class PlanBuilder:
         buffers: Buffers,
         most_rows: int,
         eps: float,
-        *,
-        streamed: bool = False,
     ) -> None:
         self.buffers = buffers
         self.places = places
         self.most_rows = most_rows
         self.eps = float_bits(eps)
-        self.streamed = streamed
         self._pack = buffers.hold(pack)
         self._steps: list[KernelStep] = []
         self._constants: dict[int, tuple[Float32Array, int]] = {}
@@ -109,7 +105,7 @@ class PlanBuilder:
     def plan(self) -> Plan:
         """Return the collected steps, and begin the next plan."""
         steps, self._steps = self._steps, []
-        return Plan.of(steps)
+        return Plan.of(streamed(steps) if pays_to_stream(weight_bytes(steps)) else steps)
 
     def constant(self, values: Float32Array) -> int:
         """The address of a copy of an array, such as a norm's weights; the same address for the same array."""
@@ -242,21 +238,36 @@ class PlanBuilder:
         weights, scales = self._pack + packed.weights, self._pack + packed.scales
         added = 0 if bias is None else self.constant(bias)
         sizes = packed.tile_bytes, weights, scales, packed.blocks
-        return PackedMatrix(product_kind(matrix), *sizes, added, int(self.streamed))
+        return PackedMatrix(product_kind(matrix), *sizes, added, streamed=0)
 
 
-CACHED = 96 << 20
-"""Bytes of weights that a CPU may still have in its caches from one forward to the next."""
+CACHED = 64 << 20
+"""Bytes of weights that the caches of two cores may still have from one forward to the next."""
+
+
+def weight_bytes(steps: Sequence[KernelStep]) -> int:
+    """Bytes of weights that some steps read for a row, without their scales."""
+    products = [step for step in steps if isinstance(step, Project | Gated)]
+    tiles = (step.tiles() if isinstance(step, Gated) else step.tiles for step in products)
+    return sum(step.matrix.tile_bytes * count for step, count in zip(products, tiles, strict=True))
+
+
+def streamed(steps: Sequence[KernelStep]) -> list[KernelStep]:
+    """The same steps with streamed matrices: see `contract.steps.PackedMatrix`."""
+    return [
+        step._replace(matrix=step.matrix._replace(streamed=1)) if isinstance(step, Project | Gated) else step
+        for step in steps
+    ]
 
 
 def pays_to_stream(size: int) -> bool:
-    """Whether a forward that reads `size` bytes of packed weights, each of them once, should stream them.
+    """Whether steps that read `size` bytes of weights, each of them once, should stream them.
 
     The last cache of AMD's CPUs is filled with what falls out of the one before. So weights that pass level 2 are
-    written to level 3, where none is read again. Without that, at E2B's shape a forward of one row takes 0.85 to 0.87
-    of the time and one of two 0.94 where two cores read 53 GB/s, 0.98 and 0.99 where they read 31 (AMD Zen 4). Not
-    elsewhere: on an Intel Xeon of 2024 weights that went to level 1 alone took an eighth more time, as its level 1 has
-    room for fewer requests than its memory can answer.
+    written to level 3, where none is read again. Without that, at E2B's shape forwards of one and two rows take 0.85
+    and 0.95 of the time where two cores read 58 GB/s, 0.97 and 0.96 where they read 35 (AMD Zen 4,
+    `benchmarks.speed.streaming`). Not elsewhere: on an Intel Xeon of 2024 weights that went to level 1 alone took an
+    eighth more time, as its level 1 has room for fewer requests than its memory can answer.
     """
     return size > CACHED and "sse4a" in native_features()
 
