@@ -50,8 +50,8 @@ KEYS_AHEAD, VALUES_AHEAD = 2, 8
 
 Between two units of a KV head lie those of the others. While 4 and 1 KiB behind what is read were prefetched, wherever
 they belonged, forwards of 1, 2 and 5 rows after 7,900 tokens took 1.08 to 1.18, 1.07 to 1.16 and 1.04 to 1.09 times as
-long (SmolLM2-135M, two cores of an AMD Zen 4). With 4 and 16 units, and with 1 and 4, they take
-up to 1.07 times as long.
+long (SmolLM2-135M, two cores of an AMD Zen 4). With 4 and 16 units, and with 1 and 4, they take up to 1.07 times as
+long.
 """
 CHAINS = 16 if instruction_set().lanes == TILE else 4
 """Fewest sums that are computed at a time, if there are registers: each addition to a sum waits for the one before."""
