@@ -1,4 +1,4 @@
-"""What does it bring to stream weights past the caches, on this CPU?
+"""How much faster are forwards that stream their weights past the caches, on this CPU?
 
     python -m benchmarks.speed.streaming BUNDLE [--rows 1 2 3] [--rounds N] [--threads N]
 

@@ -124,7 +124,7 @@ def tile_product(
     isa = instruction_set()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
-    ahead = [(I64(AHEAD), L2)]
+    ahead: list[tuple[Any, int]] = [(AHEAD, L2)]
     if isa is AVX512_VNNI and rows <= STREAM_ROWS[form.bits]:
         is_streamed = builder.icmp_signed("!=", streamed, I64(0))
         ahead = [
@@ -162,8 +162,8 @@ def tile_vectors(isa: InstructionSet, rows: int) -> int:
     return TILE // isa.lanes if isa in SUMS else vectors_of_a_pass(isa, rows)
 
 
-Prefetched = list[tuple[Any, int]]
-"""Pointers to what is prefetched, each with the level of the cache that it goes to."""
+Prefetched = list[tuple[Any, int, int]]
+"""Pointers, each with the offset from it to what is prefetched, and the level of the cache that this goes to."""
 
 
 class _Part(NamedTuple):
@@ -187,9 +187,9 @@ class _Tile:
 
     Sums are listed by vector of output rows, then by row of activations.
 
-    ahead : the distances in bytes to what is prefetched, each with the level of the cache. Weights that may be streamed
-        have two, of which the one not meant is 0: that line is in level 1 already, and the second prefetch takes less
-        time than a branch or a second copy of the code would
+    ahead : the distances in bytes to what is prefetched, int or i64, each with the level of the cache. Weights that may
+        be streamed have two, of which the one not meant is 0: that line is in level 1 already, and the second prefetch
+        takes less time than a branch or a second copy of the code would
     """
 
     isa: InstructionSet
@@ -236,7 +236,12 @@ class _Tile:
         share = size * vectors * isa.lanes // TILE
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
         prefetched = builder.add(weights, builder.mul(part.number, I64(share)))
-        aheads = [(builder.add(prefetched, distance), level) for distance, level in self.ahead]
+        aheads = [
+            (prefetched, distance, level)
+            if isinstance(distance, int)
+            else (builder.add(prefetched, distance), 0, level)
+            for distance, level in self.ahead
+        ]
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
         scale_bytes = (4 if self.form.affine else 2) * TILE
         scales = builder.add(self.scales, builder.mul(part.first, I64(scale_bytes)))
@@ -245,7 +250,7 @@ class _Tile:
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            ahead_at = [(element(builder, address, block, size), level) for address, level in aheads]
+            ahead_at = [(element(builder, address, block, size), offset, level) for address, offset, level in aheads]
             codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
             base = element(builder, activations, block, record_bytes)
             if self.by_line:
@@ -323,7 +328,7 @@ class _Tile:
 
         Args:
             codes_at, scales_at, base: pointers to the block's weights, scales and activations.
-            ahead_at: pointers to the lines that this pass prefetches during the block, and the level of each.
+            ahead_at: the lines that this pass prefetches during the block.
             sums: the sums; none if they are `in_memory`.
         """
         rows, vectors, results = self.rows, tile_vectors(self.isa, self.rows), list(sums)
@@ -473,10 +478,10 @@ class _PairedTile(_Tile):
         return codes, start, *(splat(builder, read(builder, base, F32, at + place), 4) for place in (SCALE, SHIFT))
 
 
-def _prefetch(builder: Any, pointers: Prefetched, offset: int) -> None:
-    """Prefetch the lines at `offset` bytes from pointers, each into its level."""
-    for pointer, level in pointers:
-        prefetch(builder, pointer, offset, level)
+def _prefetch(builder: Any, lines: Prefetched, at: int) -> None:
+    """Prefetch the lines `at` bytes behind some, each into its level."""
+    for pointer, offset, level in lines:
+        prefetch(builder, pointer, offset + at, level)
 
 
 def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:
