@@ -219,10 +219,16 @@ def private_memory(size: int, *, huge: bool = True) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if huge and size >= HUGE and sys.platform == "linux":
+    if huge and size >= HUGE:
+        ask_for_huge_pages(memory)
+    return memory
+
+
+def ask_for_huge_pages(memory: mmap.mmap) -> None:
+    """Have Linux use huge pages for memory or a mapped file, where it has them."""
+    if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def return_free_memory() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import os
 import shutil
 import sys
@@ -32,7 +31,7 @@ from ondevice.engines.simd.pack_layout import PAGE, PackLayout
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import OndeviceError
 from ondevice.files import lock, make_cache_directory, nearest, replacing, trusted, write_obstacle
-from ondevice.machine import cache_directory, private_memory, total_bytes
+from ondevice.machine import ask_for_huge_pages, cache_directory, private_memory, total_bytes
 from ondevice.preparation import Preparation
 from ondevice.progress import Advance, counted
 
@@ -232,18 +231,15 @@ def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
         pack = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError):
         return None
-    if not layout.fits(pack):
-        return None
-    # Not for packs of which only the parts in use may be in memory: they would be read in larger ones.
-    if sys.platform == "linux" and 2 * len(pack) <= total_bytes(Path("/")):
-        with suppress(OSError):  # a kernel without huge pages
-            pack._mmap.madvise(mmap.MADV_HUGEPAGE)  # type: ignore[attr-defined]
-    return pack
+    return pack if layout.fits(pack) else None
 
 
 def _read(path: Path, pack: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A copy of the mapped file in huge pages; on other systems than Linux, and if it is large, the mapped file."""
     if sys.platform != "linux" or len(pack) > READ:
+        # Not for a pack of which only the parts in use may be in memory: they would be read in larger ones.
+        if 2 * len(pack) <= total_bytes(Path("/")):
+            ask_for_huge_pages(pack._mmap)  # type: ignore[attr-defined]
         return pack
     with suppress(OSError), path.open("rb", buffering=0) as file:  # no room for a copy is no reason to fail, either
         copy, done = np.frombuffer(private_memory(len(pack)), np.uint8), 0

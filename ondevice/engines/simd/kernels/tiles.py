@@ -124,12 +124,12 @@ def tile_product(
     isa = instruction_set()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     form = next(form for (_, form), number in PRODUCTS.items() if number == product)
-    ahead: list[tuple[Any, int]] = [(AHEAD, L2)]
+    ahead: Prefetched = [(I64(0), AHEAD, L2)]
     if isa is AVX512_VNNI and rows <= STREAM_ROWS[form.bits]:
         is_streamed = builder.icmp_signed("!=", streamed, I64(0))
         ahead = [
-            (builder.select(is_streamed, I64(0), I64(AHEAD)), L2),
-            (builder.select(is_streamed, I64(STREAM_AHEAD), I64(0)), L1_ONLY),
+            (builder.select(is_streamed, I64(0), I64(AHEAD)), 0, L2),
+            (builder.select(is_streamed, I64(STREAM_AHEAD), I64(0)), 0, L1_ONLY),
         ]
     tile = kind(isa, form, rows, weights, scales, activations, out, stride, ahead)
     vectors, whole = tile_vectors(isa, rows), TILE // isa.lanes
@@ -163,7 +163,8 @@ def tile_vectors(isa: InstructionSet, rows: int) -> int:
 
 
 Prefetched = list[tuple[Any, int, int]]
-"""Pointers, each with the offset from it to what is prefetched, and the level of the cache that this goes to."""
+"""Distances or pointers, each with a constant offset that leads to what is prefetched, and the level of the cache that
+this goes to."""
 
 
 class _Part(NamedTuple):
@@ -187,9 +188,9 @@ class _Tile:
 
     Sums are listed by vector of output rows, then by row of activations.
 
-    ahead : the distances in bytes to what is prefetched, int or i64, each with the level of the cache. Weights that may
-        be streamed have two, of which the one not meant is 0: that line is in level 1 already, and the second prefetch
-        takes less time than a branch or a second copy of the code would
+    ahead : the distances in bytes from the weights that are read to what is prefetched. Weights that may be streamed
+        have two, of which the one not meant is 0: that line is in level 1 already, so that no branch and no second
+        copy of the code is needed
     """
 
     isa: InstructionSet
@@ -200,7 +201,7 @@ class _Tile:
     activations: Any
     out: Any
     stride: Any
-    ahead: list[tuple[Any, int]]
+    ahead: Prefetched
 
     @property
     def block_bytes(self) -> int:
@@ -236,12 +237,7 @@ class _Tile:
         share = size * vectors * isa.lanes // TILE
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
         prefetched = builder.add(weights, builder.mul(part.number, I64(share)))
-        aheads = [
-            (prefetched, distance, level)
-            if isinstance(distance, int)
-            else (builder.add(prefetched, distance), 0, level)
-            for distance, level in self.ahead
-        ]
+        aheads = [(builder.add(prefetched, distance), offset, level) for distance, offset, level in self.ahead]
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
         scale_bytes = (4 if self.form.affine else 2) * TILE
         scales = builder.add(self.scales, builder.mul(part.first, I64(scale_bytes)))

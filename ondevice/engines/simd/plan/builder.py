@@ -246,7 +246,7 @@ CACHED = 64 << 20
 
 
 def weight_bytes(steps: Sequence[KernelStep]) -> int:
-    """Bytes of weights that some steps read for a row, without their scales."""
+    """Bytes of weights that some steps read, without scales; of experts those of one, the least that is read."""
     products = [step for step in steps if isinstance(step, Project | Gated)]
     tiles = (step.tiles() if isinstance(step, Gated) else step.tiles for step in products)
     return sum(step.matrix.tile_bytes * count for step, count in zip(products, tiles, strict=True))
