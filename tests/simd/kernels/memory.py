@@ -12,7 +12,7 @@ from ondevice.engines.simd.caches import BITS, unit_type
 from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
 from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
-from ondevice.engines.simd.kernels.contract.matrices import FLOATS, FORM_SHIFT, GROUPS, STEPS
+from ondevice.engines.simd.kernels.contract.matrices import FLOATS, FORM_SHIFT, GROUPS, MAX_GROUP_ROWS, STEPS
 from tests.simd.kernels.twins import Floats, Quantized
 
 
@@ -69,8 +69,8 @@ def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
     codes = np.zeros((rows, blocks, 32), np.int64)
     scales = np.zeros((rows, blocks), np.float32)
     start = 0
-    for first in range(0, rows, 8):
-        members = min(8, rows - first)
+    for first in range(0, rows, MAX_GROUP_ROWS):
+        members = min(MAX_GROUP_ROWS, rows - first)
         group = records[start : start + members * blocks * ROW_BYTES].reshape(blocks, members, ROW_BYTES)
         start += group.size
         for row in range(members):

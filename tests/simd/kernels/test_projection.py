@@ -117,7 +117,7 @@ def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
     [
         (form, steps, rows)
         for number, (form, steps) in enumerate(CASES)
-        for rows in ([*range(1, 10), 16, 19] if form in IN_GROUPS else ROWS[number % 3])
+        for rows in ([*range(1, 14), 16, 19] if form in IN_GROUPS else ROWS[number % 3])
     ],
     ids=str,
 )

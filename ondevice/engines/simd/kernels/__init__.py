@@ -9,7 +9,7 @@ output element is summed in one fixed order, whatever the number of rows, the th
     contract/    all that Python and kernels agree on: functions, steps, slots, sizes. The engine imports nothing else
     forward      runs all steps of a plan, with a barrier after each: read this first
     project      products of a whole matrix, 80 % of a forward's time: a thread's share of its tiles, times all rows
-    tiles        one tile: the code emitted for 16 output rows times 1 to 8 rows, with the arithmetic of a block;
+    tiles        one tile: the code emitted for 16 output rows times a group of rows, with the arithmetic of a block;
                  `epilogue_tiles` for weights with one scale per output row
     formats      the layout of weights in a tile, for each width, and how they get there
     activations  the layout of activations, how they are quantised, and the norms that come before

@@ -51,7 +51,7 @@ def step_product(
 
     Args:
         bits: bits of a weight, 2, 4 or 8.
-        rows: number of rows of codes, 1..8.
+        rows: number of rows of codes, 1..MAX_GROUP_ROWS.
         weights, epilogue: addresses of the tile's codes and epilogue.
         codes: address of a group of rows in the form STEPS, with their sums.
         blocks: number of blocks, at least 1.

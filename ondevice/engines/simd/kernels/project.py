@@ -1,4 +1,4 @@
-"""A packed matrix times rows of activations: tile by tile, up to 8 rows at a time.
+"""A packed matrix times rows of activations: tile by tile, a group of rows at a time.
 
 The steps come first: a thread's share of the tiles of a matrix. `project` computes some tiles of out = activations @
 weights.T, `gated` some blocks of f(gate) * up. The code of a tile's product is chosen by the matrix's kind of product

@@ -80,8 +80,8 @@ CHAINS, VECTORS = 12, 8
 products are added to each in a turn, as many as a block has."""
 
 
-@entry("roofline", "i64 i64 i64 i64", f"{_HERE}.roofline")
-def read(data: int, size: int, ahead: int, out: int) -> None:
+@entry("roofline", "i64 i64 i64 i64 i64", f"{_HERE}.roofline")
+def read(data: int, size: int, far: int, near: int, out: int) -> None:
     """Read `size` bytes of memory."""
 
 
