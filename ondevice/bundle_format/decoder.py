@@ -48,8 +48,9 @@ MAX_FREQUENCY = 1e6
 class Attention:
     """softmax(scale * q @ k.T + mask) @ v, projected to [T, H]; q, k and v are projections of the block's input.
 
-    Every head of q, k and v may have an RMS norm over its `head_dim` numbers; q and k are then rotated. A layer with a
-    `kv_source` has no keys and values of its own, and neither norms of them. The softmax of a head with a sink, a
+    Every head of q, k and v may have an RMS norm over its `head_dim` numbers, or the heads of q and of k one together
+    (`Olmo2Attention`); q and k are then rotated. A layer with a `kv_source` has no keys and values of its own, and
+    neither norms of them. The softmax of a head with a sink, a
     number, has it as one more score, of a position without a value (`GptOssAttention`).
     """
 
@@ -69,6 +70,8 @@ class Attention:
     """Whether queries are normed, with a weight."""
     k_norm: bool = False
     """Whether keys are normed, with a weight."""
+    whole_norms: bool = False
+    """Whether norms of queries and keys are over all heads of a row, with a weight for each of their numbers."""
     v_norm: bool = False
     """Whether values are normed, without a weight."""
     k_eq_v: bool = False
@@ -379,6 +382,7 @@ def check_attention(place: str, own: Attention, decoder: Decoder) -> None:
         require(2 * pairs == own.head_dim, f"{place} rotates {pairs} pairs of heads of {own.head_dim} numbers")
     if own.kv_source is not None:
         require(not (own.k_norm or own.v_norm or own.k_eq_v), f"{place} norms keys and values that it does not have")
+    require(own.q_norm or own.k_norm or not own.whole_norms, f"{place} has no norms of queries and keys")
     require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
 
 

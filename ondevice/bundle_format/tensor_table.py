@@ -310,7 +310,12 @@ def _attention_shapes(body: Attention, hidden: int) -> Shapes:
     shapes: Shapes = {f"self_attn.{name}.weight": (rows, hidden) for name, rows in projections.items()}
     if body.bias:
         shapes |= {f"self_attn.{name}.bias": (rows,) for name, rows in projections.items()}
-    shapes |= {f"self_attn.{name}.weight": (body.head_dim,) for name in ("q_norm", "k_norm") if getattr(body, name)}
+    norms = {"q_norm": body.query_width, "k_norm": body.kv_width}
+    shapes |= {
+        f"self_attn.{name}.weight": (width if body.whole_norms else body.head_dim,)
+        for name, width in norms.items()
+        if getattr(body, name)
+    }
     if body.output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
     if body.sinks:

@@ -373,6 +373,7 @@ MALFORMED = {
     "an attention nobody knows": in_attention(0, type="linear"),
     "a block without a type": lambda data: drop(body(data["target"]["layers"][0]), "type"),
     "an activation nobody knows": lambda data: body(data["target"]["layers"][0], 1).update(activation="relu"),
+    "norms over heads that are not normed": in_attention(0, whole_norms=True, q_norm=False, k_norm=False),
     "a bias of values that are keys": in_attention(0, bias=True, k_eq_v=True),
     "scores without a scale": in_attention(0, scale=0.0),
     "a drafter that reads a layer without a cache": in_drafter(kv_source=3),

@@ -714,6 +714,8 @@ _KINDS = {
         "qwen3-next",
         "gemma3",
         "exaone4",
+        "olmo2",
+        "olmo3",
         "seed-oss",
         "glm",
         "glm4",

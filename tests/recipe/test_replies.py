@@ -131,7 +131,7 @@ def test_a_reply_ends_where_it_repeats_itself(bundle: Path, monkeypatch: pytest.
     "bundle",
     [
         *("smollm2", "gemma3", "smollm3", "mistral-full", "phi4-mini", "granite", "hyperclova-x", "exaone4", "glm4"),
-        *("ernie4.5", "lfm2"),
+        *("ernie4.5", "lfm2", "olmo3"),
     ],
     indirect=True,
 )

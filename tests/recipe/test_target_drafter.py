@@ -152,6 +152,7 @@ TARGETS = [
     *("e2b", "12b", "26b", "31b"),
     *("llama3", "smollm3", "mistral-full", "ministral3", "gemma", "gemma3", "qwen2", "qwen3", "phi4-mini"),
     *("granite", "granite4", "granite4-nope", "granite-swash", "hyperclova-x", "exaone4", "exaone4-full", "seed-oss"),
+    *("olmo2", "olmo3"),
     *("glm", "glm4", "glm4-without-biases", "ernie4.5", "helium", "lfm2"),
     *("qwen3-moe", "gpt-oss", "granite-moe", "granite-swash-moe", "lfm2-moe"),
 ]

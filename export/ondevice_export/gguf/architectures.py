@@ -201,7 +201,9 @@ def _rope(
         raise CheckpointError(f"{metadata.origin}: rotation of a part of every head is not supported")
     kind = metadata.text("rope.scaling.type", "linear")
     factor = metadata.positive("rope.scaling.factor") or metadata.positive("rope.scale_linear") or 1.0
-    if metadata.positive("rope.scaling.attn_factor") not in (None, 1.0):
+    grown = metadata.positive("rope.scaling.attn_factor") or 1.0
+    of_yarn = kind == "yarn" and math.isclose(grown, 0.1 * math.log(factor) + 1, rel_tol=1e-6)  # which yarn has anyway
+    if grown != 1 and not of_yarn:
         raise CheckpointError(f"{metadata.origin}: rope.scaling.attn_factor is not supported")
     if kind in ("none", ""):
         kind, factor = "linear", 1.0
@@ -267,6 +269,19 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
         **_dense(metadata),
         "layer_types": [SLIDING if each else FULL for each in metadata.sliding(4)],
         "sliding_window": metadata.integer("attention.sliding_window", 0, minimum=0) or None,
+    }
+
+
+def _olmo(metadata: Metadata) -> dict[str, Any]:
+    """OLMo 2 and 3: the listed layers have a window and a rotation that is not scaled; OLMo 2 has none of them."""
+    window = metadata.integer("attention.sliding_window", 0, minimum=0)
+    rope = _rope(metadata)
+    plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        **_without_experts(metadata, rope),
+        "rope_parameters": {FULL: rope, SLIDING: plain},
+        "layer_types": [SLIDING if window and each else FULL for each in metadata.sliding(4)],
+        "sliding_window": window or None,
     }
 
 
@@ -764,6 +779,7 @@ ARCHITECTURES = {
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
     "exaone4": Architecture("Exaone4ForCausalLM", _exaone4, _GEMMA, _MODEL),
+    "olmo2": Architecture("Olmo3ForCausalLM", _olmo, _GEMMA, _MODEL),
     "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, _SEED_OSS, _MODEL),
     "chatglm": Architecture("GlmForCausalLM", _glm, _GLM, _MODEL),
     "glm4": Architecture("Glm4ForCausalLM", _glm, _GLM_4, _MODEL),

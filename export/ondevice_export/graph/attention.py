@@ -105,10 +105,14 @@ class SelfAttention:
         return self._builder.op("Add", out, self._module.vector(f"{name}.bias")) if self._body.bias else out
 
     def _normed(self, x: ir.Value, heads: int, name: str | None) -> ir.Value:
-        """[T, heads * head_dim] -> [1, T, heads * head_dim], with a norm of each head if there is one."""
+        """[T, heads * head_dim] -> [1, T, heads * head_dim], with a norm of each head, or of all together, if there is
+        one.
+        """
+        size = self._body.head_dim
         if name is None:
-            return self._builder.reshape(x, 1, -1, heads * self._body.head_dim)
-        return head_norm(self._module, x, (heads, self._body.head_dim), self._module.vector(f"{name}.weight"))
+            return self._builder.reshape(x, 1, -1, heads * size)
+        normed = (1, heads * size) if self._body.whole_norms else (heads, size)
+        return head_norm(self._module, x, normed, self._module.vector(f"{name}.weight"))
 
     def _rotated(self, x: ir.Value, rows: TokenRows, heads: int) -> ir.Value:
         rotary = self._body.rotary

@@ -246,6 +246,8 @@ def start_layer(own: Any, form: Target, number: int, known: NamedTensors, x: Ten
         queries = nn.functional.linear(x, projection, read("self_attn.q_proj.bias"))
         queries = queries.unflatten(-1, (attention.heads, -1))
         normed = queries.pow(2).mean(dim=-1).sqrt().mean().expand(attention.head_dim)
+    elif attention.whole_norms:  # a weight for each head's numbers, where Gemma's form has one for all heads
+        normed = normed.unflatten(0, (attention.heads, -1)).mean(dim=0)
     own.self_attn.q_norm.weight.copy_(normed * attention.scale)
     down = read("mlp.down_proj.weight") if feed.experts is None else None
     units = own.mlp.gate_proj.weight.shape[0]

@@ -31,6 +31,7 @@ _ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "chatglm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
@@ -252,7 +253,7 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture in _DESCRIBED:
         _DESCRIBED[architecture](writer, config)
-    if architecture == "exaone4" and config.sliding_window is not None:
+    if architecture in {"exaone4", "olmo2"} and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "gpt-oss":
@@ -260,21 +261,30 @@ def _describe(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.intermediate_size)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(ropes["factor"])
-        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        _describe_yarn(writer, ropes)
     if architecture in {"granite", "granitemoe"}:
         _describe_granite(writer, config)
     if architecture == "mistral3":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(ropes["factor"])
-        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        _describe_yarn(writer, ropes)
         writer.add_rope_scaling_yarn_beta_fast(ropes["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(ropes["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(ropes["mscale_all_dim"])
         writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
+
+
+def _describe_yarn(writer: Any, rope: dict[str, Any]) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _describe_olmo(writer: Any, config: Any) -> None:
+    """As `Olmo2Model` of llama.cpp."""
+    rope = config.rope_parameters["full_attention"]
+    _describe_yarn(writer, rope)
+    writer.add_rope_scaling_attn_factors(0.1 * math.log(rope["factor"]) + 1)
 
 
 def _describe_qwen35(writer: Any, config: Any) -> None:
@@ -337,6 +347,7 @@ _DESCRIBED = {
     "phi3": _describe_longrope,
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
     **dict.fromkeys(_WITH_STATES, _describe_qwen35),
+    "olmo2": _describe_olmo,
 }
 """Functions that add the metadata of one architecture."""
 

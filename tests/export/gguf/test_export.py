@@ -453,6 +453,21 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen3next": {**_DELTA, **_SHARED, "num_hidden_layers": 4, "linear_num_value_heads": 6},
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
+    "olmo2": {
+        "sliding_window": 16,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    },
     "chatglm": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
     "glm4": {"eos_token_id": 2, "pad_token_id": None, "rms_norm_eps": 1e-6},
 }
@@ -462,7 +477,8 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     ("architecture", "context"),
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
-        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm", "glm4")),
+        *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm")),
+        *((each, None) for each in ("glm4", "olmo2")),
         *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")),
         ("phi3", 200),
     ],
@@ -489,6 +505,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "qwen35moe": (transformers.Qwen3_5MoeForCausalLM, transformers.Qwen3_5MoeTextConfig),
         "qwen3next": (transformers.Qwen3NextForCausalLM, transformers.Qwen3NextConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
+        "olmo2": (transformers.Olmo3ForCausalLM, transformers.Olmo3Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),
         "glm4": (transformers.Glm4ForCausalLM, transformers.Glm4Config),

@@ -53,6 +53,7 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "CONVOLVE",
         "RECUR",
         "GATE",
+        "WHOLE_NORM",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(steps, name) == number

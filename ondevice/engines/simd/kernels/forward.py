@@ -16,7 +16,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
-from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row
+from ondevice.engines.simd.kernels.attention.query_key_value import copy, head, move_row, whole_norm
 from ondevice.engines.simd.kernels.contract import slots, steps
 from ondevice.engines.simd.kernels.contract.entries import CLAIMS, LINE, RUN_TICKS, THREADS
 from ondevice.engines.simd.kernels.contract.steps import Attend
@@ -95,7 +95,7 @@ def run(
 
 
 @kernel
-def run_steps(  # noqa: PLR0912 - numba has no jump table
+def run_steps(  # noqa: PLR0912, PLR0915 - numba has no jump table
     plan: np.ndarray, state: np.ndarray,
     thread: int, threads: int, counters: int, before: int, done: int, scratch: int,
 ) -> None:  # fmt: skip
@@ -125,6 +125,8 @@ def run_steps(  # noqa: PLR0912 - numba has no jump table
             residual(words, state, thread, threads)
         elif kind == steps.HEAD:
             head(words, state, thread, threads, scratch)
+        elif kind == steps.WHOLE_NORM:
+            whole_norm(words, state, thread, threads)
         elif kind == steps.ATTEND:
             attend(words, state, thread, threads, claims)
         elif kind == steps.LOOK_UP:

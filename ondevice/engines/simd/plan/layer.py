@@ -44,6 +44,7 @@ from ondevice.engines.simd.kernels.contract.steps import (
     Residual,
     Score,
     Spread,
+    WholeNorm,
 )
 from ondevice.engines.simd.model import DecoderLayer, DrafterModel, Experts, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
@@ -257,6 +258,21 @@ class LayerPlanner:
                 builder.quantize(row_set, stream.hidden, self._width, self.entry, part, norm)
             builder.project(row_set, part, self.entry, x + column, stride=stride, bias=bias)
             column += width
+        query_norm, key_norm = (self._address(norms.get(f"self_attn.{name}")) for name in ("q_norm", "k_norm"))
+        if body.whole_norms:
+            builder.add(
+                WholeNorm(
+                    row_set,
+                    x,
+                    stride,
+                    body.query_width,
+                    body.kv_width,
+                    query_norm=query_norm,
+                    key_norm=key_norm,
+                    eps=builder.eps,
+                )
+            )
+            query_norm = key_norm = 0
         first_value = body.query_width if body.k_eq_v else body.query_width + body.kv_width
         heads = body.heads, body.kv_heads, body.head_dim
         kind, cache = KIND_NUMBERS[body.kind], 2 * self._caches[layer.source]
@@ -266,8 +282,8 @@ class LayerPlanner:
                 x,
                 stride,
                 *heads,
-                query_norm=self._address(norms.get("self_attn.q_norm")),
-                key_norm=self._address(norms.get("self_attn.k_norm")),
+                query_norm=query_norm,
+                key_norm=key_norm,
                 value_norm=self._ones if body.v_norm else 0,
                 value=first_value if body.kv_source is None else 0,
                 rotary=-1 if body.rotary is None else self._rotary[body.rotary],

@@ -1,6 +1,7 @@
 """Queries, keys and values between projection and attention: head norm, rotation, and writing them to the cache.
 
-The step is `head`. The layouts of caches are described in `float_tile` and `integer_tile`.
+The step is `head`; where all heads of queries, or of keys, are normed together, `whole_norm` comes before it. The
+layouts of caches are described in `float_tile` and `integer_tile`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ondevice.engines.simd.kernels.attention.scratch import read_sequence, seque
 from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
 from ondevice.engines.simd.kernels.contract.matrices import TILE
 from ondevice.engines.simd.kernels.contract.slots import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES
-from ondevice.engines.simd.kernels.contract.steps import Head
+from ondevice.engines.simd.kernels.contract.steps import Head, WholeNorm
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
@@ -162,6 +163,23 @@ def move_row(bits: int, keys: int, values: int, old: int, new: int, kv_heads: in
         else:
             move_int8_key(keys + own, old, new, stride, head_dim)
             move_int8_value(values + own, old, new, stride, head_dim)
+
+
+@kernel
+def whole_norm(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """The step `WholeNorm`: query = norm(query) * weight and key = norm(key) * weight, over all heads of a row.
+
+    It is a step of its own, because `head` changes heads in place while another thread may not have read them yet.
+    """
+    step = read_step(WholeNorm, words)
+    eps, units = bits_float(np.int32(step.eps)), 2 * state[step.row_set]
+    for unit in range(first_unit(units, thread, threads), first_unit(units, thread + 1, threads)):
+        row = step.x + unit // 2 * step.stride
+        if unit % 2 == 0 and step.query_norm:
+            norm(row, step.query_norm, row, step.query_width, eps)
+        elif unit % 2 and step.key_norm:
+            key = row + 4 * step.query_width
+            norm(key, step.key_norm, key, step.key_width, eps)
 
 
 @kernel

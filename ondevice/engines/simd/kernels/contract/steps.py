@@ -231,6 +231,23 @@ class Head(NamedTuple):
     eps: int
 
 
+class WholeNorm(NamedTuple):
+    """Norm a row's queries, all heads together, and its keys, in place; a part whose norm is 0 is left out."""
+
+    row_set: int
+    x: int
+    """Address of the first row's heads, float32[head, size]: queries, then keys."""
+    stride: int
+    query_width: int
+    """Numbers of a row's queries."""
+    key_width: int
+    query_norm: int
+    """Address of float32[query_width], the weight of the norm."""
+    key_norm: int
+    """Address of float32[key_width]."""
+    eps: int
+
+
 class Activate(NamedTuple):
     """out = function(source) + added, where `added` is the same for every row."""
 
@@ -577,12 +594,13 @@ KernelStep = (
     | Convolve
     | Recur
     | Gate
+    | WholeNorm
 )
 
 LAYOUTS: tuple[type[KernelStep], ...] = get_args(KernelStep)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, CHOOSE_CLUSTERS, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
-CONVOLVE, RECUR, GATE = range(17, 20)
+CONVOLVE, RECUR, GATE, WHOLE_NORM = range(17, 21)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
 WIDTH = 21
 """Numbers int64 in a row of a plan."""
