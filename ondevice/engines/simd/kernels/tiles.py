@@ -92,6 +92,10 @@ SUMS = {AVX2: 10, AVX_VNNI: 12}
 activations, and on AVX2 products. AVX-512 and the generic set have one for each row."""
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
+SCALES_AHEAD = 24
+"""Blocks from the scales that are read to those that are prefetched, with AVX-512. Without it 2 to 4 rows of
+SmolLM2-135M took 1.07 to 1.12 times as long on an Intel Xeon of 2024, whose last cache has all of its weights; at E2B's
+shape it makes no difference."""
 STREAM_AHEAD = 4096
 """The same for weights that are streamed."""
 STREAM_ROWS = {4: 2, 8: 3}
@@ -252,6 +256,8 @@ class _Tile:
             ahead_at = [(element(builder, address, block, size), offset, level) for address, offset, level in aheads]
             codes_at, scales_at = element(builder, weights, block, size), element(builder, scales, block, scale_bytes)
             base = element(builder, activations, block, record_bytes)
+            if isa is AVX512_VNNI:
+                prefetch(builder, scales_at, SCALES_AHEAD * scale_bytes)
             if self.by_line:
                 return self._add_lines(builder, codes_at, scales_at, base, ahead_at, sums)
             for line in range(0, share, LINE):
