@@ -48,10 +48,10 @@ MAX_FREQUENCY = 1e6
 class Attention:
     """softmax(scale * q @ k.T + mask) @ v, projected to [T, H]; q, k and v are projections of the block's input.
 
-    Every head of q, k and v may have an RMS norm over its `head_dim` numbers, or the heads of q and of k one together
-    (`Olmo2Attention`); q and k are then rotated. A layer with a `kv_source` has no keys and values of its own, and
-    neither norms of them. The softmax of a head with a sink, a
-    number, has it as one more score, of a position without a value (`GptOssAttention`).
+    Every head of q, k and v may have an RMS norm over its `head_dim` numbers, or all heads of q, and all of k, one
+    together (`Olmo2Attention`); q and k are then rotated. A layer with a `kv_source` has no keys and values of its own,
+    and neither norms of them. The softmax of a head with a sink, a number, has it as one more score, of a position
+    without a value (`GptOssAttention`).
     """
 
     heads: int

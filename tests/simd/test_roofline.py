@@ -9,7 +9,7 @@ from ondevice import machine
 from ondevice.engines.simd.kernels.contract.entries import CHAINS, VECTORS, dots, read
 from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_set
 from ondevice.engines.simd.kernels.roofline import NUMBERS
-from ondevice.engines.simd.roofline import AHEAD, Roofline, RooflineMeasurement, readable_bytes
+from ondevice.engines.simd.roofline import DISTANCES, Roofline, RooflineMeasurement, readable_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_kernels_do_what_is_counted() -> None:
     """The kernels read all of the memory and compute the number of products that the measurement assumes."""
     values = np.arange(128, dtype=np.float32)
     total = np.zeros(1, np.float32)
-    for far, near in AHEAD:
+    for far, near in DISTANCES:
         read(values.ctypes.data, values.nbytes, far, near, total.ctypes.data)
         assert total[0] == values.sum()
     lanes = instruction_set().lanes

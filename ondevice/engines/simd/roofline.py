@@ -23,13 +23,15 @@ from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_
 COUNT = 1 << 14
 """Fewest turns of a measurement, each of VECTORS dot products in each chain."""
 LEAST_S = 0.02
-"""Least time of a measurement in seconds, so that the half millisecond to wake threads does not matter."""
+"""Least time of a measurement in seconds, so that the half millisecond to wake threads does not matter: it was a fifth
+of a measurement on an Intel Xeon of 2024."""
 PASSES = 4
 """Passes over the memory in a measurement, for the same reason."""
 
-AHEAD = (0, 0), (0, 6144), (3072, 0)
-"""Distances in bytes to what the measurements of the bandwidth prefetch into level 2, and into level 1 alone. Of them
-the second is 0.03 to 0.06 faster than the first on an AMD Zen 4, the third a quarter faster on an Intel Xeon."""
+DISTANCES = (0, 0), (0, 6144), (3072, 0)
+"""Distances in bytes to what the measurements of the bandwidth prefetch, into level 2 and into level 1 alone; 0 for the
+line that is read. The second is 0.03 to 0.06 faster than the first on an AMD Zen 4, the third a quarter faster on an
+Intel Xeon of 2024."""
 
 BYTES, THREAD_BYTES = 1 << 28, 1 << 25
 """Buffer sizes in bytes for the bandwidth measurement, in total and per thread at least: larger than any cache."""
@@ -95,7 +97,7 @@ class RooflineMeasurement:
 
     def _reading(self) -> Roofline:
         threads, products = len(self._pools), self._count * CHAINS * VECTORS * 4 * instruction_set().lanes
-        reading = min(self._time(partial(self._read, *ahead)) for ahead in AHEAD)
+        reading = min(self._time(partial(self._read, *distances)) for distances in DISTANCES)
         multiplying = self._time(partial(self._dots, self._count))
         return Roofline(threads * PASSES * self._share / reading, threads * 2 * products / multiplying)
 

@@ -501,9 +501,9 @@ def prefetch_weights(builder: Any, pointer: Any, size: int) -> None:
 
     With AVX-512 and more rows than STREAM_ROWS, a second prefetch names the line that is being read. It moves no data,
     and yet 3, 5 and 8 rows of int4 from memory take 0.85, 0.82 and 0.92 of the time with it, 8 rows of int8 0.88, and
-    forwards of E2B's shape with 3 to 8 rows 0.87 to 0.98 (Intel Xeon of 2024; the cause is not known: in the same order
-    of instructions without it they were slow, and from a cache both are equal). A second prefetch 512 bytes ahead, with
-    the first 12 KiB ahead, is as good there, and would use level 1 elsewhere. AVX2 and AVX-VNNI gain nothing from it.
+    forwards of E2B's shape with 3 to 8 rows 0.87 to 0.98 (Intel Xeon of 2024). The cause is not known: with weights in
+    a cache both are equal, and to keep one prefetch per line in its place, which LLVM moves, gains nothing. A second
+    one 512 bytes ahead, with the first 12 KiB ahead, is no better in forwards. AVX2 and AVX-VNNI gain nothing.
     """
     for line in range(0, size, LINE):
         prefetch(builder, pointer, AHEAD + line, L2)
