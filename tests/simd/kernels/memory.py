@@ -9,10 +9,18 @@ import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, unit_type
-from ondevice.engines.simd.kernels.activations import PAIR_SCALE, PAIRED_ROWS, PAIRS, ROW_BYTES, SCALE, quantize_row
+from ondevice.engines.simd.kernels.activations import (
+    MAX_GROUP_ROWS,
+    PAIR_SCALE,
+    PAIRED_ROWS,
+    PAIRS,
+    ROW_BYTES,
+    SCALE,
+    quantize_row,
+)
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
 from ondevice.engines.simd.kernels.contract.attention_memory import UNIT
-from ondevice.engines.simd.kernels.contract.matrices import FLOATS, FORM_SHIFT, GROUPS, MAX_GROUP_ROWS, STEPS
+from ondevice.engines.simd.kernels.contract.matrices import FLOATS, FORM_SHIFT, GROUPS, STEPS
 from tests.simd.kernels.twins import Floats, Quantized
 
 

@@ -25,7 +25,6 @@ from ondevice.engines.simd.kernels.contract.instruction_sets import instruction_
 from ondevice.engines.simd.kernels.contract.matrices import (
     FORM_SHIFT,
     GROUPS,
-    MAX_GROUP_ROWS,
     PAIRED_BYTES,
     STEPS,
     SUMS,
@@ -56,6 +55,7 @@ times as many instructions in pairs."""
 PAIR_START, PAIR_SCALE, PAIR_SHIFT = 64, 80, 96
 """Offsets of `start`, `scale` and `shift` of a pair of rows."""
 PAIRS = instruction_set().pairs
+MAX_GROUP_ROWS = instruction_set().group_rows
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 """Bytes of a row's block of GROUPS on this instruction set, whether it lies in a pair or not."""
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.activations import ROW_BYTES, copy_block, inverse_rms, norm, norm_quantize_row
+from ondevice.engines.simd.kernels.activations import (
+    MAX_GROUP_ROWS,
+    ROW_BYTES,
+    copy_block,
+    inverse_rms,
+    norm,
+    norm_quantize_row,
+)
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
-from ondevice.engines.simd.kernels.contract.matrices import MAX_GROUP_ROWS
 from ondevice.engines.simd.kernels.contract.slots import EXPERTS_READ
 from ondevice.engines.simd.kernels.contract.steps import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.isa.jit import read_step

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from ondevice.engines.simd.kernels.activations import group_address, sum_codes, write_input
+from ondevice.engines.simd.kernels.activations import MAX_GROUP_ROWS, group_address, sum_codes, write_input
 from ondevice.engines.simd.kernels.contract.matrices import (
     EPILOGUE_BYTES,
     GROUPS,
@@ -22,7 +22,6 @@ from ondevice.engines.simd.kernels.contract.matrices import (
     GROUPS4_E2M1,
     GROUPS4_TABLE,
     GROUPS8,
-    MAX_GROUP_ROWS,
     PRODUCTS,
     STEPS2,
     STEPS4,

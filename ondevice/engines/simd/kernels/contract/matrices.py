@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4
-from ondevice.engines.simd.kernels.contract.instruction_sets import AVX512_VNNI, instruction_set
+from ondevice.engines.simd.kernels.contract.instruction_sets import INSTRUCTION_SETS
 
 TILE = 16
 """Output rows of a tile."""
@@ -23,10 +23,7 @@ float32 rows with weights of any width."""
 PAIRED_BYTES = 56
 """Most bytes of a row's quantised block: see `activations.ROW_BYTES`."""
 
-MAX_GROUP_ROWS = 12 if instruction_set() is AVX512_VNNI else 8
-"""Most rows of activations in one product, a group: on AVX-512 as many as have their sums in registers. In groups of 8,
-9 to 12 rows took 1.15 times as long there, and a prefill of 512 rows 1.05 (E2B's shape, two cores of an Intel Xeon)."""
-SCRATCH_BYTES = MAX_GROUP_ROWS * 4 * TILE * 4
+SCRATCH_BYTES = max(each.group_rows for each in INSTRUCTION_SETS.values()) * 4 * TILE * 4
 """Working memory of `gated` in bytes, per thread: float32, four tiles of a group's rows."""
 
 STATE_COLUMNS = 32
