@@ -265,23 +265,25 @@ def _mistral3(metadata: Metadata) -> dict[str, Any]:
 
 def _exaone4(metadata: Metadata) -> dict[str, Any]:
     """The listed layers have a window; llama.cpp gives one to those of models of 64 layers alone, 32B."""
-    return {
-        **_dense(metadata),
-        "layer_types": [SLIDING if each else FULL for each in metadata.sliding(4)],
-        "sliding_window": metadata.integer("attention.sliding_window", 0, minimum=0) or None,
-    }
+    return {**_dense(metadata), **_listed_windows(metadata)}
 
 
 def _olmo(metadata: Metadata) -> dict[str, Any]:
     """OLMo 2 and 3: the listed layers have a window and a rotation that is not scaled; OLMo 2 has none of them."""
-    window = metadata.integer("attention.sliding_window", 0, minimum=0)
     rope = _rope(metadata)
     plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return {
         **_without_experts(metadata, rope),
+        **_listed_windows(metadata),
         "rope_parameters": {FULL: rope, SLIDING: plain},
-        "layer_types": [SLIDING if window and each else FULL for each in metadata.sliding(4)],
-        "sliding_window": window or None,
+    }
+
+
+def _listed_windows(metadata: Metadata) -> dict[str, Any]:
+    """The window, and the layers that have it: the listed ones, or three of four."""
+    return {
+        "layer_types": [SLIDING if each else FULL for each in metadata.sliding(4)],
+        "sliding_window": metadata.integer("attention.sliding_window", 0, minimum=0) or None,
     }
 
 

@@ -56,6 +56,7 @@ PAIR_START, PAIR_SCALE, PAIR_SHIFT = 64, 80, 96
 """Offsets of `start`, `scale` and `shift` of a pair of rows."""
 PAIRS = instruction_set().pairs
 MAX_GROUP_ROWS = instruction_set().group_rows
+"""Most rows of a group on this instruction set."""
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 """Bytes of a row's block of GROUPS on this instruction set, whether it lies in a pair or not."""
 
