@@ -82,6 +82,8 @@ class Attention:
     """Whether the projection of the output has a bias."""
     sinks: bool = False
     """Whether every query head has a sink."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap) before the mask (`Gemma2Attention`); None leaves them unchanged."""
     gated: bool = False
     """Whether the heads' outputs are multiplied by sigmoid(gate), a projection of the block's input."""
     type: Literal["attention"] = "attention"
@@ -376,6 +378,8 @@ def check_attention(place: str, own: Attention, decoder: Decoder) -> None:
         check_number(f"{field} of {place}", getattr(own, field))
     require(own.heads % own.kv_heads == 0, f"{own.heads} query heads of {place} cannot share {own.kv_heads} KV heads")
     check_positive(f"scale of {place}", own.scale, 1e6)
+    if own.softcap is not None:
+        check_positive(f"softcap of {place}", own.softcap, 1e6)
     if own.rotary is not None:
         check_number(f"rotary of {place}", own.rotary, len(decoder.rotary) - 1, least=0)
         pairs = len(decoder.rotary[own.rotary])

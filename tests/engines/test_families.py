@@ -12,7 +12,7 @@ import pytest
 import ondevice
 from ondevice import Model
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import Engine, Rows, TokenTree
+from ondevice.engines.protocol import ROOT, Engine, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice_export import export
@@ -73,6 +73,13 @@ def test_a_row_has_the_same_bits_alone_and_among_others(model: Model, length: in
     np.testing.assert_array_equal(alone[0], among[0])
 
 
+def branch(session: Any) -> np.ndarray:
+    """The logits after 5 and 9, where 7 is a pending row beside the latter."""
+    tree = TokenTree(np.array([5, 7, 9]), np.array([ROOT, 0, 0]))
+    [outputs] = session.engine.forward([Rows(session, tree, [2])])
+    return outputs.logits.copy()
+
+
 def test_sequences_of_one_forward_change_no_bit_of_each_other(model: Model) -> None:
     engine = model.engine
     sessions = [read(engine, PROMPT[:length]) for length in (3, 25, 60)]
@@ -128,6 +135,7 @@ def test_other_caches_and_attention_keep_the_promise(bundles: Path, family: str,
     session = read(engine, PROMPT)
     alone = run(session, [5], [0])
     np.testing.assert_array_equal(alone[0], run(session, [5, 7, 9], [0, 1, 2])[0])
+    np.testing.assert_array_equal(branch(session), run(session, [5, 9], [1]))
     exact = SimdEngine(bundle, threads=1)
     expected = run(read(exact, PROMPT), [5], [0])
     assert np.sqrt(((alone - expected) ** 2).mean()) < 0.3 * np.sqrt((expected**2).mean())

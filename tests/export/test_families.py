@@ -712,6 +712,7 @@ _KINDS = {
         "qwen3.5",
         "qwen3.5-moe",
         "qwen3-next",
+        "gemma2",
         "gemma3",
         "exaone4",
         "olmo2",

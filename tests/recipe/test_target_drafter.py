@@ -150,7 +150,7 @@ def test_a_step_is_that_of_transformers_on_the_saved_checkpoint(work: Path, tmp_
 
 TARGETS = [
     *("e2b", "12b", "26b", "31b"),
-    *("llama3", "smollm3", "mistral-full", "ministral3", "gemma", "gemma3", "qwen2", "qwen3", "phi4-mini"),
+    *("llama3", "smollm3", "mistral-full", "ministral3", "gemma", "gemma2", "gemma3", "qwen2", "qwen3", "phi4-mini"),
     *("granite", "granite4", "granite4-nope", "granite-swash", "hyperclova-x", "exaone4", "exaone4-full", "seed-oss"),
     *("olmo2", "olmo3"),
     *("glm", "glm4", "glm4-without-biases", "ernie4.5", "helium", "lfm2"),

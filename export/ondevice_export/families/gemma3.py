@@ -1,8 +1,9 @@
-"""Gemma 3, the text models of 270M to 27B, alone or in a multimodal checkpoint; the first Gemma, and CodeGemma.
+"""Gemma 3, the text models of 270M to 27B, alone or in a multimodal checkpoint; Gemma 2; the first one, and CodeGemma.
 
 Norms before and after every block, whose weights are stored without 1; norms of the heads of queries and keys; five of
-six layers with a window and a rotation of their own. The first Gemma is as Llama but for the 1, the factor of its
-embeddings and its activation.
+six layers with a window and a rotation of their own. Gemma 2 has no norms of heads, a softcap of scores, a window in
+every other layer, and one rotation. The first Gemma is as Llama but for the 1, the factor of its embeddings and its
+activation.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from ondevice_export.families.llama import layer as llama_layer
 
 
 def layer(config: Config, index: int) -> Layer:
+    return _layer(config, index, q_norm=True, k_norm=True)
+
+
+def layer_of_second(config: Config, index: int) -> Layer:
+    capped = config.data.get("attn_logit_softcapping") is not None
+    return _layer(config, index, softcap=config.number("attn_logit_softcapping") if capped else None)
+
+
+def _layer(config: Config, index: int, **own: Any) -> Layer:
+    """A layer with norms before and behind its blocks. own : further fields of `Attention`"""
     scale = config.number("query_pre_attn_scalar") ** -0.5
     return Layer(
         (
-            Block(attention(config, index, scale=scale, q_norm=True, k_norm=True), norm_in=True, norm_out=True),
+            Block(attention(config, index, scale=scale, **own), norm_in=True, norm_out=True),
             Block(feed_forward(config), norm_in=True, norm_out=True),
         )
     )
@@ -60,6 +71,20 @@ _DEFAULTS = {
     "sliding_window": 4096,
 }
 
+_SECOND = {
+    **COMMON,
+    "vocab_size": 256_000,
+    "num_hidden_layers": 26,
+    "norm_offset": 1,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 10_000.0,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
 _FIRST = {
     "vocab_size": 256_000,
     "hidden_size": 3072,
@@ -89,6 +114,13 @@ FAMILIES = (
         names=NAMES,
         scaled_embedding=True,
         spelling=_spelling_of_first,
+    ),
+    Family(
+        name="gemma2",
+        architectures=("Gemma2ForCausalLM",),
+        defaults=_SECOND,
+        layer=layer_of_second,
+        scaled_embedding=True,
     ),
     Family(
         name="gemma3",

@@ -510,21 +510,37 @@ def _gemma(metadata: Metadata) -> dict[str, Any]:
     return {**_dense(metadata), "hidden_act": "gelu_pytorch_tanh", "norm_offset": 0}
 
 
-_LAYERS_OF_27B = 62
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+
+
+def _pre_attn_scalar(metadata: Metadata, name: str) -> int:
+    """The scale of attention is a constant of llama.cpp, and another one for the largest model."""
+    if metadata.layers == _LAYERS_OF_27B[name]:
+        return metadata.integer("embedding_length", 0) // metadata.per_layer("attention.head_count")[0]
+    return _head_dim(metadata)
+
+
+def _gemma2(metadata: Metadata) -> dict[str, Any]:
+    """Every other layer has a window, as llama.cpp has it without reading a pattern."""
+    return {
+        **_gemma(metadata),
+        "query_pre_attn_scalar": _pre_attn_scalar(metadata, "gemma2"),
+        "layer_types": [FULL if index % 2 else SLIDING for index in range(metadata.layers)],
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": metadata.decimal("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.decimal("final_logit_softcapping", 30.0),
+    }
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """The base of sliding layers, their pattern and the scale of attention are constants of llama.cpp."""
-    head_dim = _head_dim(metadata)
-    of_27b = metadata.layers == _LAYERS_OF_27B
-    scalar = metadata.integer("embedding_length", 0) // metadata.per_layer("attention.head_count")[0]
+    """The base of sliding layers and their pattern are constants of llama.cpp too."""
     sliding = metadata.sliding(6)
     own_base = metadata.decimal("rope.freq_base_swa", 10_000.0)
     return {
-        "head_dim": head_dim,
+        "head_dim": _head_dim(metadata),
         "hidden_activation": "gelu_pytorch_tanh",
         "norm_offset": 0,
-        "query_pre_attn_scalar": scalar if of_27b else head_dim,
+        "query_pre_attn_scalar": _pre_attn_scalar(metadata, "gemma3"),
         "layer_types": [SLIDING if each else FULL for each in sliding],
         "sliding_window": metadata.integer("attention.sliding_window", 1, minimum=0) or 1,
         "rope_parameters": {
@@ -628,13 +644,13 @@ _PHI_3 = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 _HEAD_NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
-_GEMMA = {
+_GEMMA_2 = {
     **_PROJECTIONS,
-    **_HEAD_NORMS,
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
+_GEMMA = {**_GEMMA_2, **_HEAD_NORMS}
 _GEMMA_4 = {
     **_GEMMA,
     "layer_output_scale.weight": "layer_scalar",
@@ -788,6 +804,7 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, _LLAMA, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma": Architecture("GemmaForCausalLM", _gemma, _LLAMA, _MODEL),
+    "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_2, _MODEL),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
     "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),
     "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", _gemma4_assistant, _GEMMA_4, {**_MODEL, **_NEXTN}),

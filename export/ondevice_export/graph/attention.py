@@ -58,6 +58,7 @@ class SelfAttention:
         query = self._rotated(query, rows, body.heads)
         inputs = self._fold(query), cache.key, cache.value, rows.mask(body.kind, self._group)
         sizes: dict[str, Any] = {"q_num_heads": kv, "kv_num_heads": kv, "scale": body.scale}
+        sizes |= {} if body.softcap is None else {"softcap": body.softcap}
         attended = self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
         unfolded = self._unfold(attended)
         if body.gated:

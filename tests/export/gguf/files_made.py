@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
 }
@@ -196,7 +197,7 @@ _WITH_STATES = ("qwen35", "qwen35moe", "qwen3next")
 def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
     if architecture in _WITH_STATES and "linear_attn" in name:
         return _delta_converted(name, values, config, tiled=architecture != "qwen3next")
-    if architecture in {"gemma", "gemma3", *_WITH_STATES} and name.endswith("norm.weight"):
+    if architecture in {"gemma", "gemma2", "gemma3", *_WITH_STATES} and name.endswith("norm.weight"):
         return values + np.float32(1)
     if architecture in {"llama", "mistral3", "granite", "granitemoe"} and name.endswith(
         ("q_proj.weight", "k_proj.weight")
@@ -343,11 +344,19 @@ def _describe_glm(writer: Any, config: Any) -> None:
     writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
 
 
+def _describe_gemma2(writer: Any, config: Any) -> None:
+    """As `Gemma2Model` of llama.cpp."""
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
 _DESCRIBED = {
     "phi3": _describe_longrope,
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
     **dict.fromkeys(_WITH_STATES, _describe_qwen35),
     "olmo2": _describe_olmo,
+    "gemma2": _describe_gemma2,
 }
 """Functions that add the metadata of one architecture."""
 

@@ -269,7 +269,7 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("yarn_attn_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_attn_factor": 0.5}),
         ("yarn_ext_factor 0.5 is not supported: export", {**_YARN, "llama.rope.scaling.yarn_ext_factor": 0.5}),
         ("yarn_log_multiplier .* is not supported", {**_YARN, "llama.rope.scaling.yarn_log_multiplier": [1, 2]}),
-        ("architecture 'gemma2'", {"general.architecture": "gemma2"}),
+        ("architecture 'gemma3n'", {"general.architecture": "gemma3n"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
         ("experts are not supported", {"llama.expert_count": 8}),
         ("causal is false, this is no language model", {"llama.attention.causal": False}),

@@ -453,6 +453,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen3next": {**_DELTA, **_SHARED, "num_hidden_layers": 4, "linear_num_value_heads": 6},
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 32},
     "olmo2": {
         "sliding_window": 16,
         "bos_token_id": None,
@@ -478,7 +479,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm")),
-        *((each, None) for each in ("glm4", "olmo2")),
+        *((each, None) for each in ("glm4", "olmo2", "gemma2")),
         *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")),
         ("phi3", 200),
     ],
@@ -498,6 +499,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
         "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config),
         "gemma": (transformers.GemmaForCausalLM, transformers.GemmaConfig),
+        "gemma2": (transformers.Gemma2ForCausalLM, transformers.Gemma2Config),
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
         "lfm2": (transformers.Lfm2ForCausalLM, transformers.Lfm2Config),
         "lfm2moe": (transformers.Lfm2MoeForCausalLM, transformers.Lfm2MoeConfig),

@@ -228,7 +228,7 @@ def test_tiles_equal_their_twins(head_dim: int, members: int) -> None:
     score(laid.ctypes.data, members, head_dim, cache[0].ctypes.data, units, size, scores.ctypes.data, SCORE_BYTES)
     np.testing.assert_array_equal(scores[:, : units * UNIT], twins.scores(query, keys))
     mixed, first, count = query.copy(), UNIT + 5, 20
-    head = KVHead(16, cache[0].ctypes.data, cache[1].ctypes.data, size)
+    head = KVHead(16, cache[0].ctypes.data, cache[1].ctypes.data, size, 0.0)
     mix(scores[:, first:].ctypes.data, members, head, first, count, head_dim, mixed.ctypes.data, mixed.strides[0])
     some = slice(first, first + count)
     np.testing.assert_array_equal(mixed, twins.mix(query, scores[:, some], values[some]))

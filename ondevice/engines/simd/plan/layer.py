@@ -304,6 +304,7 @@ class LayerPlanner:
             activations=self._mixed if body.gated else self._inner,
             form=FLOATS_FORM if body.gated else input_form(output),
             sinks=self._address(norms.get("self_attn.sinks")),
+            softcap=float_bits(body.softcap or 0.0),
         )
         if self._lookup is None or body.kind != "full":
             builder.add(attend)

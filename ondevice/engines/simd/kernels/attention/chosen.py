@@ -46,10 +46,12 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     Pairs,
     Queries,
     States,
+    cap_scores,
     clear,
     read_sequence,
     row_range,
     score_row,
+    score_stride,
     scratch_at,
     see,
     sequence_of,
@@ -68,7 +70,7 @@ from ondevice.engines.simd.kernels.contract.slots import (
 )
 from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.isa.jit import read_step
-from ondevice.engines.simd.kernels.isa.memory import claim, read_f32, read_i64, write_f32
+from ondevice.engines.simd.kernels.isa.memory import bits_float, claim, read_f32, read_i64, write_f32
 from ondevice.native.functions import kernel
 
 _ONE_UNIT = np.int64(1)
@@ -93,7 +95,10 @@ def begin_row(step: Any, state: np.ndarray, unit: int, scratch: Scratch) -> Any:
     row, kv_head = unit // kv_heads, unit % kv_heads
     record = sequence_of(state, row_set, row)
     keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
-    head = KVHead(state[CACHE_BITS], keys + kv_head * skipped, values + kv_head * skipped, kv_heads * skipped)
+    head = KVHead(
+        state[CACHE_BITS], keys + kv_head * skipped, values + kv_head * skipped, kv_heads * skipped,
+        bits_float(np.int32(step.softcap)),
+    )  # fmt: skip
     first_row = read_i64(record + 8 * (FIRST_ROW + row_set))
     pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
     queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
@@ -243,6 +248,7 @@ def attend_by_tables(
                 block = span * SPAN + half * SCORE_BLOCK
                 if max(begin, block) < min(end, block + SCORE_BLOCK):
                     order_scores(tables, scratch, first, members, sums, half)
+                    cap_scores(score_row(scratch, 0), score_stride(), members, SCORE_BLOCK, head.softcap)
                     low, high = max(begin, block), min(end, block + SCORE_BLOCK)
                     add_values(pairs, head, head_dim, scratch, states, first, members, low, high)
             first += members

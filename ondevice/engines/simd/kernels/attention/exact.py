@@ -51,7 +51,7 @@ from ondevice.engines.simd.kernels.contract.slots import (
 )
 from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.isa.jit import read_step
-from ondevice.engines.simd.kernels.isa.memory import claim, fetch_add, read_f32, read_i64, write_i64
+from ondevice.engines.simd.kernels.isa.memory import bits_float, claim, fetch_add, read_f32, read_i64, write_i64
 from ondevice.engines.simd.kernels.isa.vector import full, load
 from ondevice.native.functions import kernel
 
@@ -262,7 +262,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
     group, bits, split = query_heads // kv_heads, state[CACHE_BITS], state[PARTIALS] != 0
     skipped, line, own = part_bytes(bits, size), kv_heads * part_bytes(bits, size), state_bytes(size)
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
-    most_parts = state[MAX_PARTS]
+    softcap, most_parts = bits_float(np.int32(step.softcap)), state[MAX_PARTS]
     total = np.int64(0)
     for index in range(state[SEQUENCE_COUNT]):
         record = read_i64(state[SEQUENCES] + 8 * index)
@@ -288,7 +288,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
                 units = parts if split else np.int64(1)
                 while unit < before + units:
                     queries = Queries(step.x + 4 * kv_head * group * size, stride, size)
-                    head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line)
+                    head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line, softcap)
                     blocks = query_heads * size // 32
                     block, sinks = kv_head * group * size // 32, head_sinks(step, kv_head)
                     output = Output(step.activations, state[row_set], block, blocks, step.form, sinks)

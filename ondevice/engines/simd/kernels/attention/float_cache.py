@@ -29,6 +29,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     Pairs,
     States,
     cache_row,
+    cap_scores,
     order_tail,
     query_of,
     raise_peak,
@@ -183,10 +184,12 @@ def attend_tile(
         keys, units = head.keys + (unit - sequence.base) // UNIT * head.stride, (body - unit + UNIT - 1) // UNIT
         out = score_row(scratch, 0) + 4 * (unit - block)
         score(queries, members, head_dim, keys, units, head.stride, out, score_stride())
+        cap_scores(out, score_stride(), members, UNIT * units, head.softcap)
     if body < end:
         keys = head.keys + (tail - sequence.base) // UNIT * head.stride
         units = (sequence.length + sequence.rows - tail + UNIT - 1) // UNIT
         score(queries, members, head_dim, keys, units, head.stride, scratch.tail_scores, np.int64(4 * TAIL))
+        cap_scores(scratch.tail_scores, np.int64(4 * TAIL), members, UNIT * units, head.softcap)
     low, high = begin, end
     for member in range(members):
         own_low, own_high = seen(scratch.table, first + member)

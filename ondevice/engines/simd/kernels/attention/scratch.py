@@ -16,6 +16,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.contract import attention_memory
 from ondevice.engines.simd.kernels.contract.attention_memory import PAIR_WORDS, SCORE_BLOCK, SCORE_BYTES, TAIL, Scratch
+from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.contract.slots import (
     ALL,
     BASE,
@@ -31,7 +32,7 @@ from ondevice.engines.simd.kernels.contract.slots import (
     WINDOW,
 )
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store, tanh
 from ondevice.native.functions import kernel
 
 scratch_at = kernel(attention_memory.scratch_at)
@@ -91,12 +92,14 @@ class KVHead(NamedTuple):
     bits : bits of a number: 16, or 8 with scales
     keys, values : address of the head's part of the first unit of the cache
     stride : bytes to the next unit
+    softcap : of the scores of its keys; 0 for none
     """
 
     bits: int
     keys: int
     values: int
     stride: int
+    softcap: float
 
 
 @kernel
@@ -128,6 +131,22 @@ def score_row(scratch: Scratch, pair: int) -> Any:
 def score_stride() -> Any:
     """Bytes from a pair's scores to the next pair's."""
     return np.int64(SCORE_BYTES)
+
+
+@kernel
+def cap_scores(scores: int, stride: int, pairs: int, count: int, cap: float) -> None:
+    """score = cap * tanh(score / cap) in place, unless the cap is 0.
+
+    scores : address of the first pair's scores, float32[count]
+    stride : bytes to the next pair's
+    count : a multiple of 16
+    """
+    if cap > 0:
+        inverse = full(np.float32(1.0) / cap)
+        for pair in range(pairs):
+            for i in range(0, count, LANES):
+                at = scores + pair * stride + 4 * i
+                store(at, full(cap) * tanh(load(at) * inverse))
 
 
 @kernel

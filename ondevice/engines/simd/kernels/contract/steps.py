@@ -452,8 +452,8 @@ class Attend(NamedTuple):
 
     With `chosen` over the units that a `LookUp` has chosen, the first positions and the newest. With `codes`, but not
     `chosen`, over all positions, with scores from table lookups except for the first positions and the newest. With
-    neither over all positions, exactly; fields after `sinks` are 0. With `sinks`, a head's softmax has one more score,
-    of a position without a value.
+    neither over all positions, exactly; fields after `softcap` are 0. With `sinks`, a head's softmax has one more
+    score, of a position without a value; with `softcap`, the other scores are capped.
     """
 
     row_set: int
@@ -469,6 +469,8 @@ class Attend(NamedTuple):
     form: int
     sinks: int = 0
     """Address of float32[query_heads], the score of each head's sink; 0 if there are none."""
+    softcap: int = 0
+    """Bits of the float32 c of c * tanh(score / c); 0 for none."""
     window: int = 0
     chosen: int = 0
     most: int = 0
