@@ -27,6 +27,10 @@ Activation = Literal["gelu_tanh", "silu", "clamped_swiglu"]
 """The function of a gate. `clamped_swiglu` is one of gate g and up u together, in place of activation(g) * u:
 g' * sigmoid(1.702 * g') * (clamp(u, -7, 7) + 1), where g' = min(g, 7) (`GptOssExperts`).
 """
+Scoring = Literal["softmax", "softmax_of_all", "sigmoid"]
+"""How scores of experts become weights: by the softmax of a token's experts, by that of all experts, so that the
+weights of a token's do not add up to 1, or as sigmoids divided by their sum + 1e-6.
+"""
 
 MAX_LAYERS = 1000
 """Most layers of a model; the largest Gemma 4 has 60."""
@@ -192,8 +196,7 @@ class ExpertsConfig:
     """Inner width of one expert."""
     bias: bool = False
     """Whether the router's and the experts' projections have a bias."""
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores become weights: by the softmax of a token's experts, or as sigmoids divided by their sum + 1e-6."""
+    scoring: Scoring = "softmax"
     selection_bias: bool = False
     """Whether each expert has a number that is added to the sigmoid of its score where experts are chosen, and only
     there."""
@@ -204,13 +207,13 @@ class FeedForward:
     """A dense block, experts, or both.
 
     A dense block, and every expert, is down(activation(gate(x)) * up(x)). The experts' output is the sum over a token's
-    experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or their sigmoids
-    divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and their router read the block's input
-    (`Qwen3MoeSparseMoeBlock`). So do experts beside a dense block that is shared, an expert of every token, and the
-    block's output is sigmoid(gate @ x) * dense(x), where gate @ x is one number, plus theirs
-    (`Qwen3_5MoeSparseMoeBlock`). Experts beside another dense block read the residual stream through a norm of their
-    own, and the router through another; each weight is multiplied by a factor of its expert, and the block's output is
-    the sum of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
+    experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or of all
+    (`OlmoeSparseMoeBlock`), or their sigmoids divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and
+    their router read the block's input (`Qwen3MoeSparseMoeBlock`). So do experts beside a dense block that is shared,
+    an expert of every token, and the block's output is sigmoid(gate @ x) * dense(x), where gate @ x is one number, plus
+    theirs (`Qwen3_5MoeSparseMoeBlock`). Experts beside another dense block read the residual stream through a norm of
+    their own, and the router through another; each weight is multiplied by a factor of its expert, and the block's
+    output is the sum of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
     """
 
     width: int

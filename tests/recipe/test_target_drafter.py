@@ -154,7 +154,7 @@ TARGETS = [
     *("granite", "granite4", "granite4-nope", "granite-swash", "hyperclova-x", "exaone4", "exaone4-full", "seed-oss"),
     *("olmo2", "olmo3"),
     *("glm", "glm4", "glm4-without-biases", "ernie4.5", "helium", "lfm2"),
-    *("qwen3-moe", "gpt-oss", "granite-moe", "granite-swash-moe", "lfm2-moe"),
+    *("qwen3-moe", "qwen2-moe", "olmoe", "mixtral", "gpt-oss", "granite-moe", "granite-swash-moe", "lfm2-moe"),
 ]
 
 

@@ -40,6 +40,7 @@ _UNSUPPORTED = (
     "attention_bias",
     "mlp_bias",
     "attn_logit_softcapping",
+    "clip_qkv",
     "num_local_experts",
     "embedding_multiplier",
     "logits_scaling",

@@ -22,6 +22,7 @@ from ondevice.bundle_format.decoder import (
     FeedForward,
     Layer,
     Mixer,
+    Scoring,
     rotary_numbers,
 )
 from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
@@ -244,11 +245,11 @@ def feed_forward(config: Config) -> FeedForward:
     return FeedForward(config.integer("intermediate_size"), config.activation)
 
 
-def experts(config: Config, width: str, count: str = "num_local_experts") -> FeedForward:
-    """Experts in place of the dense block, whose weights are the softmax of the scores of a token's experts.
+def experts(config: Config, width: str, count: str = "num_local_experts", scoring: Scoring = "softmax") -> FeedForward:
+    """Experts in place of the dense block, which have no biases.
 
     width, count : the fields that have the inner width of one, and their number
     """
     number = config.integer(count, maximum=MAX_EXPERTS)
     top = config.integer("num_experts_per_tok", maximum=number)
-    return FeedForward(0, config.activation, ExpertsConfig(number, top, config.integer(width)))
+    return FeedForward(0, config.activation, ExpertsConfig(number, top, config.integer(width), scoring=scoring))

@@ -1,13 +1,13 @@
-"""Llama 2 and 3, SmolLM2 and SmolLM3, Mistral and Ministral: norms before the blocks alone, SiLU, one rotation.
+"""Llama 2 and 3, SmolLM2 and SmolLM3, Mistral, Ministral and Mixtral: norms before the blocks alone, SiLU, a rotation.
 
 SmolLM3 has layers without rotation (`no_rope_layers`), Mistral and Ministral may have a window in all or some layers.
-Ministral 3 and Mistral Small 3 are in multimodal checkpoints, of which the text model is read.
+Ministral 3 and Mistral Small 3 are in multimodal checkpoints, of which the text model is read. Mixtral has experts.
 """
 
 from __future__ import annotations
 
 from ondevice.bundle_format.decoder import Layer
-from ondevice_export.families.family import Config, Family, attention, feed_forward, pre_normed
+from ondevice_export.families.family import Config, Family, attention, experts, feed_forward, pre_normed
 
 NAMES = {"pre_feedforward_layernorm.weight": "post_attention_layernorm.weight"}
 """The norm between attention and feed-forward is named after the former."""
@@ -15,6 +15,10 @@ NAMES = {"pre_feedforward_layernorm.weight": "post_attention_layernorm.weight"}
 
 def layer(config: Config, index: int) -> Layer:
     return pre_normed(attention(config, index), feed_forward(config))
+
+
+def mixture_layer(config: Config, index: int) -> Layer:
+    return pre_normed(attention(config, index), experts(config, "intermediate_size"))
 
 
 _LLAMA = {
@@ -31,6 +35,20 @@ _MISTRAL = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
+}
+_MIXTRAL = {
+    **_LLAMA,
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "sliding_window": None,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
 }
 _MINISTRAL3 = {
     **_LLAMA,
@@ -74,6 +92,18 @@ FAMILIES = (
         defaults=_MISTRAL,
         layer=layer,
         names=NAMES,
+    ),
+    Family(
+        name="mixtral",
+        architectures=("MixtralForCausalLM",),
+        defaults=_MIXTRAL,
+        layer=mixture_layer,
+        names={
+            **NAMES,
+            "router.proj.weight": "block_sparse_moe.gate.weight",
+            "experts.gate_up_proj": "block_sparse_moe.experts.gate_up_proj",
+            "experts.down_proj": "block_sparse_moe.experts.down_proj",
+        },
     ),
     Family(name="ministral3", architectures=("Ministral3ForCausalLM",), defaults=_MINISTRAL3, layer=layer, names=NAMES),
     Family(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ondevice.bundle_format.decoder import FeedForward, Layer
+from ondevice.bundle_format.decoder import FeedForward, Layer, Scoring
 from ondevice.errors import CheckpointError
 from ondevice_export.families import qwen2
 from ondevice_export.families.family import Config, Family, attention, experts, feed_forward, pre_normed
@@ -19,11 +19,18 @@ def layer(config: Config, index: int) -> Layer:
 
 
 def mixture_layer(config: Config, index: int) -> Layer:
-    return _layer(config, index, _experts(config) if _has_experts(config, index) else feed_forward(config))
+    if _has_experts(config, index):
+        return _layer(config, index, experts(config, "moe_intermediate_size", scoring=scoring(config)))
+    return layer(config, index)
 
 
 def _layer(config: Config, index: int, feed: FeedForward) -> Layer:
     return pre_normed(attention(config, index, q_norm=True, k_norm=True), feed)
+
+
+def scoring(config: Config) -> Scoring:
+    """How the scores of experts become weights. Source: Qwen2MoeTopKRouter."""
+    return "softmax" if config.flag("norm_topk_prob") else "softmax_of_all"
 
 
 def _has_experts(config: Config, index: int) -> bool:
@@ -34,16 +41,17 @@ def _has_experts(config: Config, index: int) -> bool:
     return index not in dense and (index + 1) % config.integer("decoder_sparse_step") == 0
 
 
-def _experts(config: Config) -> FeedForward:
-    if not config.flag("norm_topk_prob"):
-        raise CheckpointError(f"{config.origin}: norm_topk_prob is false: experts whose weights are not normalised")
-    return experts(config, "moe_intermediate_size")
-
-
 def _spelling(data: dict[str, Any]) -> dict[str, Any]:
     """The number of experts had another name before transformers 5."""
     return {**data, "num_local_experts": data["num_experts"]} if "num_experts" in data else data
 
+
+NAMES_OF_MIXTURES = {
+    **NAMES,
+    "router.proj.weight": "mlp.gate.weight",
+    "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+    "experts.down_proj": "mlp.experts.down_proj",
+}
 
 _MIXTURE = {
     "hidden_act": "silu",
@@ -75,12 +83,7 @@ FAMILIES = (
         architectures=("Qwen3MoeForCausalLM",),
         defaults=_MIXTURE,
         layer=mixture_layer,
-        names={
-            **NAMES,
-            "router.proj.weight": "mlp.gate.weight",
-            "experts.gate_up_proj": "mlp.experts.gate_up_proj",
-            "experts.down_proj": "mlp.experts.down_proj",
-        },
+        names=NAMES_OF_MIXTURES,
         spelling=_spelling,
     ),
 )

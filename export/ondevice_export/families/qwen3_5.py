@@ -16,6 +16,7 @@ from ondevice.bundle_format.tensor_table import DELTA_GATES, DELTA_TAPS
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import DELTA
 from ondevice_export.checkpoint.stacks import Taken
+from ondevice_export.families import qwen2_moe
 from ondevice_export.families.family import (
     MAX_HEADS,
     Config,
@@ -129,14 +130,7 @@ _NAMES = {
     "delta.scale": "linear_attn.norm.weight",
     "delta.out.weight": "linear_attn.out_proj.weight",
 }
-NAMES_OF_MIXTURES = {
-    **_NAMES,
-    "router.proj.weight": "mlp.gate.weight",
-    "experts.gate_up_proj": "mlp.experts.gate_up_proj",
-    "experts.down_proj": "mlp.experts.down_proj",
-    "mlp.shared_gate.weight": "mlp.shared_expert_gate.weight",
-    **{f"mlp.{name}_proj.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
-}
+NAMES_OF_MIXTURES = {**_NAMES, **qwen2_moe.NAMES_OF_MIXTURES}
 
 FAMILIES = (
     Family(

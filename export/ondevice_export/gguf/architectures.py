@@ -338,6 +338,28 @@ def _without_experts(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]
     return _without_window(metadata, rope)
 
 
+def _olmoe(metadata: Metadata) -> dict[str, Any]:
+    """As llama.cpp computes it, the weights of a token's experts are not normalised."""
+    return {
+        **_without_window(metadata, _rope(metadata)),
+        "attention_bias": False,
+        "num_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen2_mixture(metadata: Metadata) -> dict[str, Any]:
+    """The same, with an expert that every token uses."""
+    return {
+        **_olmoe(metadata),
+        "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length", 0),
+        "qkv_bias": "blk.0.attn_q.bias" in metadata.entries,
+        "decoder_sparse_step": 1,
+    }
+
+
 def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
     """As llama.cpp computes it, all layers have experts, and the weights of a token's experts are normalised."""
     return {
@@ -700,12 +722,16 @@ _QWEN_3_MIXTURE = {
     "ffn_up_exps.weight": "mlp.experts.up_proj",
     "ffn_down_exps.weight": "mlp.experts.down_proj",
 }
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    **{f"ffn_{name}_shexp.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+_QWEN_2_MIXTURE = {**_QWEN_3_MIXTURE, **_BIASES, **_SHARED_EXPERT}
 _QWEN_3_5_MIXTURE = {
     **{name: hub for name, hub in _QWEN_3_5.items() if not name.startswith("ffn_")},
     **{name: hub for name, hub in _QWEN_3_MIXTURE.items() if name.endswith("_exps.weight")},
     "ffn_gate_inp.weight": "mlp.gate.weight",
-    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
-    **{f"ffn_{name}_shexp.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **_SHARED_EXPERT,
 }
 _QWEN_3_NEXT = {
     **{name: hub for name, hub in _QWEN_3_5_MIXTURE.items() if name not in {"ssm_alpha.weight", "ssm_beta.weight"}},
@@ -788,6 +814,7 @@ ARCHITECTURES = {
     "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_mixture, _GRANITE_MIXTURE, _MODEL, interleaved=True),
     "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, _LLAMA, _MODEL, interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2_mixture, _QWEN_2_MIXTURE, _MODEL),
     "qwen3": Architecture("Qwen3ForCausalLM", _dense, _QWEN_3, _MODEL),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_mixture, _QWEN_3_MIXTURE, _MODEL),
     "qwen35": Architecture("Qwen3_5ForCausalLM", _qwen_3_5, _QWEN_3_5, _MODEL, mtp=_MTP),
@@ -797,6 +824,7 @@ ARCHITECTURES = {
     "lfm2": Architecture("Lfm2ForCausalLM", _lfm2, _LFM_2, _MODEL_OF_LFM_2, convolves=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", _lfm2_mixture, _LFM_2_MIXTURE, _MODEL_OF_LFM_2, convolves=True),
     "exaone4": Architecture("Exaone4ForCausalLM", _exaone4, _GEMMA, _MODEL),
+    "olmoe": Architecture("OlmoeForCausalLM", _olmoe, _QWEN_3_MIXTURE, _MODEL),
     "olmo2": Architecture("Olmo3ForCausalLM", _olmo, _GEMMA, _MODEL),
     "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, _SEED_OSS, _MODEL),
     "chatglm": Architecture("GlmForCausalLM", _glm, _GLM, _MODEL),

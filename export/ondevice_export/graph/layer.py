@@ -169,7 +169,7 @@ def _mix_experts(
 
 def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     """The experts of each row with the best scores, `proj(x)`, and their weights: the softmax of these scores
-    (GptOssTopKRouter), or their sigmoids divided by the sum of these (Lfm2MoeTopKRouter).
+    (GptOssTopKRouter), or of all (OlmoeTopKRouter), or their sigmoids divided by the sum of these (Lfm2MoeTopKRouter).
 
     The softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
     Runtime sums a row of 5 numbers, or 6 or 7, in an order that depends on the row's address.
@@ -185,6 +185,8 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
         chosen = builder.ops("TopK", selected, builder.integers(config.top), axis=-1, outputs=2)[1]
         return _divided(builder, builder.op("GatherElements", scores, chosen, axis=-1), config.top), chosen
     best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
+    if config.scoring == "softmax_of_all":
+        return builder.op("GatherElements", builder.op("Softmax", scores, axis=-1), chosen, axis=-1), chosen
     return builder.op("Softmax", best, axis=-1), chosen
 
 

@@ -43,7 +43,8 @@ class Experts:
     """The experts of a layer: feed-forward blocks of which every row uses the `top` with the best scores.
 
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
-    scores of the chosen experts, or the sigmoid of its score divided by the sum of theirs; times the expert's `scale`.
+    scores of the chosen experts, or of all, or the sigmoid of its score divided by the sum of theirs; times the
+    expert's `scale`.
     Experts alone compute sum of weight * expert(pre_norm(h)). Beside `dense`, the output of the dense block, it is
     dense_norm(dense) + norm(that sum), or sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
     """
@@ -70,6 +71,8 @@ class Experts:
     """float32[experts, width]"""
     selection_bias: Float32Array | None = None
     """float32[experts], added to the sigmoids of scores where experts are chosen; None if weights are a softmax."""
+    of_all: bool = False
+    """Whether the softmax is over the scores of all experts."""
     shared_gate: Float32Array | None = None
     """float32[width], already multiplied by `pre_norm`; None unless the dense block is shared."""
 
@@ -294,7 +297,7 @@ def _shortlist(
 
 
 def _selection_bias(config: ExpertsConfig, floats: dict[str, Float32Array]) -> Float32Array | None:
-    if config.scoring == "softmax":
+    if config.scoring != "sigmoid":
         return None
     return floats["router.selection_bias"] if config.selection_bias else np.zeros(config.count, np.float32)
 
@@ -337,6 +340,7 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             gate_up_bias=floats.get("experts.gate_up_proj_bias"),
             down_bias=floats.get("experts.down_proj_bias"),
             selection_bias=_selection_bias(found, floats),
+            of_all=found.scoring == "softmax_of_all",
             shared_gate=shared_gate,
         )
     return DecoderLayer(config, source, matrices, floats, experts)

@@ -19,6 +19,7 @@ CONTEXT, WINDOW = 256, 16
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen35": gguf.MODEL_ARCH.QWEN35,
@@ -31,6 +32,7 @@ _ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2moe": gguf.MODEL_ARCH.LFM2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "chatglm": gguf.MODEL_ARCH.CHATGLM,
@@ -117,7 +119,7 @@ def write_gguf(
     return path
 
 
-_SEPARATE = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe")
+_SEPARATE = ("olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe")
 
 
 def _separate(architecture: str, state: State) -> State:
@@ -340,6 +342,15 @@ def _describe_longrope(writer: Any, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
+def _describe_mixture(writer: Any, config: Any) -> None:
+    """As `OlmoeModel` and `Qwen2MoeModel` of llama.cpp."""
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
 def _describe_glm(writer: Any, config: Any) -> None:
     writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
 
@@ -355,6 +366,7 @@ _DESCRIBED = {
     "phi3": _describe_longrope,
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
     **dict.fromkeys(_WITH_STATES, _describe_qwen35),
+    **dict.fromkeys(("olmoe", "qwen2moe"), _describe_mixture),
     "olmo2": _describe_olmo,
     "gemma2": _describe_gemma2,
 }

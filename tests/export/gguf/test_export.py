@@ -319,6 +319,7 @@ def test_value_heads_in_the_order_of_files(
     tmp_path: Path, engine: EngineName, architecture: str, kernels: None
 ) -> None:
     """Three value heads share a key head; layers that draft are left out."""
+    torch.manual_seed(0)
     sizes = {**SIZES, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 4, "max_position_embeddings": 256}
     config: Any = transformers.Qwen3_5TextConfig(**sizes, **_DELTA, linear_num_value_heads=6)
     model = transformers.Qwen3_5ForCausalLM(config)
@@ -454,6 +455,13 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "exaone4": {"sliding_window": 16},
     "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 32},
+    "olmoe": {"hidden_size": 128, "num_experts": 6, "num_experts_per_tok": 2, "bos_token_id": None, "eos_token_id": 2},
+    "qwen2moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     "olmo2": {
         "sliding_window": 16,
         "bos_token_id": None,
@@ -479,7 +487,7 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
     [
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm")),
-        *((each, None) for each in ("glm4", "olmo2", "gemma2")),
+        *((each, None) for each in ("glm4", "olmoe", "olmo2", "gemma2", "qwen2moe")),
         *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")),
         ("phi3", 200),
     ],
@@ -507,6 +515,8 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "qwen35moe": (transformers.Qwen3_5MoeForCausalLM, transformers.Qwen3_5MoeTextConfig),
         "qwen3next": (transformers.Qwen3NextForCausalLM, transformers.Qwen3NextConfig),
         "exaone4": (transformers.Exaone4ForCausalLM, transformers.Exaone4Config),
+        "olmoe": (transformers.OlmoeForCausalLM, transformers.OlmoeConfig),
+        "qwen2moe": (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig),
         "olmo2": (transformers.Olmo3ForCausalLM, transformers.Olmo3Config),
         "seed_oss": (transformers.SeedOssForCausalLM, transformers.SeedOssConfig),
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),

@@ -7,6 +7,8 @@ of its sum depend on the row only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ondevice.engines.simd.kernels.activations import (
@@ -84,7 +86,7 @@ def choose(words: np.ndarray, state: np.ndarray) -> None:
             divide(scores, own, top, step.scale, weights)
         else:
             best_of(scores, experts, own, top)
-            share_out(scores, own, top, step.scale, weights)
+            share_out(scores, own, top, experts if step.of_all else np.int64(0), step.scale, weights)
         for i in range(top):
             place = counts + 8 * read_i64(own + 8 * i)
             write_i64(place, read_i64(place) + 1)
@@ -110,8 +112,10 @@ def choose(words: np.ndarray, state: np.ndarray) -> None:
 
 
 @kernel
-def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> None:
+def share_out(scores: int, chosen: int, top: int, experts: int, scale: int, weights: int) -> None:
     """weights = softmax of the chosen scores, times the chosen experts' factors, float32[top].
+
+    experts : the number of experts if the softmax is over the scores of all, else 0
 
     Numbers are written 16 at a time; those past the end fall where the next row's weights are written later.
     """
@@ -120,7 +124,10 @@ def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> N
         write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)) - best)
     for i in range(0, top, LANES):
         store(weights + 4 * i, exp(load(weights + 4 * i)))
-    normalise(chosen, top, scale, weights, _ZERO)
+    total = _ZERO
+    for expert in range(experts):
+        total += max_lanes(exp(full(read_f32(scores + 4 * expert) - best)))
+    normalise(chosen, top, scale, weights, total if experts else sum_of(weights, top))
 
 
 @kernel
@@ -128,15 +135,21 @@ def divide(scores: int, chosen: int, top: int, scale: int, weights: int) -> None
     """weights = the chosen scores divided by their sum + 1e-6, times the chosen experts' factors, float32[top]."""
     for i in range(top):
         write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)))
-    normalise(chosen, top, scale, weights, _ADDED)
+    normalise(chosen, top, scale, weights, sum_of(weights, top) + _ADDED)
 
 
 @kernel
-def normalise(chosen: int, top: int, scale: int, weights: int, added: float) -> None:
-    """weights = weights / (their sum + added) * the chosen experts' factors, float32[top]."""
-    total = added
+def sum_of(weights: int, top: int) -> Any:
+    """The sum of float32[top]."""
+    total = _ZERO
     for i in range(top):
         total += read_f32(weights + 4 * i)
+    return total
+
+
+@kernel
+def normalise(chosen: int, top: int, scale: int, weights: int, total: float) -> None:
+    """weights = weights / total * the chosen experts' factors, float32[top]."""
     for i in range(top):
         own = read_f32(scale + 4 * read_i64(chosen + 8 * i))
         write_f32(weights + 4 * i, read_f32(weights + 4 * i) / total * own)

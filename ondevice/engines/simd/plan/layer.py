@@ -564,6 +564,7 @@ class ExpertsPlanner:
                 counts=self._counts,
                 selection=0 if experts.selection_bias is None else self._selection,
                 selection_bias=0 if experts.selection_bias is None else constant(experts.selection_bias),
+                of_all=int(experts.of_all),
             )
         )
         builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))

@@ -347,8 +347,8 @@ class Score(NamedTuple):
 class Choose(NamedTuple):
     """Choose the experts of each row, and sort all pairs of row and expert by expert.
 
-    The weights of a row's experts are the softmax of their scores. With `selection` they are the scores divided by
-    their sum, and experts are chosen by score + selection_bias.
+    The weights of a row's experts are the softmax of their scores, with `of_all` that of the scores of all experts.
+    With `selection` they are the scores divided by their sum, and experts are chosen by score + selection_bias.
     """
 
     row_set: int
@@ -375,6 +375,8 @@ class Choose(NamedTuple):
     """Address of float32[experts], working memory; 0 for a softmax."""
     selection_bias: int = 0
     """Address of float32[experts]; 0 with a `selection` of 0."""
+    of_all: int = 0
+    """Whether the softmax is over all experts, 0 or 1; 0 with a `selection`."""
 
 
 class Spread(NamedTuple):
