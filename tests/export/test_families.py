@@ -55,7 +55,7 @@ def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top", [5, 6])
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3.5-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3.5-moe", "gpt-oss", "olmoe"])
 def test_any_number_of_experts_leaves_a_row_alike(name: str, top: int, tmp_path: Path) -> None:
     """ONNX Runtime sums rows of 5 or 6 numbers in an order that depends on their addresses, so that a row among others
     would differ from the same row alone.
