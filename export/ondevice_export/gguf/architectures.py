@@ -360,6 +360,14 @@ def _qwen2_mixture(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _mixtral(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_without_window(metadata, _rope(metadata)),
+        "num_local_experts": metadata.integer("expert_count", 0),
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+    }
+
+
 def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
     """As llama.cpp computes it, all layers have experts, and the weights of a token's experts are normalised."""
     return {
@@ -756,6 +764,7 @@ _GRANITE_MIXTURE = {
     "ffn_up_exps.weight": "block_sparse_moe.experts.up_proj",
     "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
 }
+_MIXTRAL = {**_GRANITE_MIXTURE, "ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}
 _LFM_2 = {
     "attn_norm.weight": "operator_norm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
@@ -839,14 +848,20 @@ ARCHITECTURES = {
 }
 """By `general.architecture`."""
 
+_WITH_EXPERTS = {"llama": Architecture("MixtralForCausalLM", _mixtral, _MIXTRAL, _MODEL, interleaved=True)}
+"""Architectures that are others if there are experts."""
 
-def find_architecture(name: object, origin: str) -> Architecture:
-    """The architecture with a name.
+
+def find_architecture(metadata: Mapping[str, Any], origin: str) -> Architecture:
+    """The architecture that a file's metadata name.
 
     Raises:
         CheckpointError: it is not read.
     """
+    name = metadata.get("general.architecture")
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if metadata.get(f"{name}.expert_count"):
+        found = _WITH_EXPERTS.get(str(name), found)
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(

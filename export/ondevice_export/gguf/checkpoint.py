@@ -63,7 +63,7 @@ class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
             entries = {name: entry for name, (_, entry) in found.items()}
             divisors = self._divisors(found, DIVISORS), self._divisors(found, (LONG_DIVISORS,))
             architecture = self.metadata.get("general.architecture")
-            self._architecture = find_architecture(architecture, self.origin)
+            self._architecture = find_architecture(self.metadata, self.origin)
             described = Metadata(self.metadata, entries, divisors, self.origin)
             self.config = self._architecture.config(described)
             named: dict[str, tuple[GgufFile, GgufTensor]] = {}

@@ -119,7 +119,10 @@ def write_gguf(
     return path
 
 
-_SEPARATE = ("olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe")
+_SEPARATE = (
+    *("olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe"),
+    "llama",  # with experts, Mixtral
+)
 
 
 def _separate(architecture: str, state: State) -> State:
@@ -343,8 +346,10 @@ def _describe_longrope(writer: Any, config: Any) -> None:
 
 
 def _describe_mixture(writer: Any, config: Any) -> None:
-    """As `OlmoeModel` and `Qwen2MoeModel` of llama.cpp."""
-    writer.add_expert_count(config.num_experts)
+    """As `OlmoeModel`, `Qwen2MoeModel` and, of Mixtral, `LlamaModel` of llama.cpp; dense models have no more."""
+    if not hasattr(config, "num_local_experts"):
+        return
+    writer.add_expert_count(config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -366,7 +371,7 @@ _DESCRIBED = {
     "phi3": _describe_longrope,
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
     **dict.fromkeys(_WITH_STATES, _describe_qwen35),
-    **dict.fromkeys(("olmoe", "qwen2moe"), _describe_mixture),
+    **dict.fromkeys(("llama", "olmoe", "qwen2moe"), _describe_mixture),
     "olmo2": _describe_olmo,
     "gemma2": _describe_gemma2,
 }

@@ -271,7 +271,6 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("yarn_log_multiplier .* is not supported", {**_YARN, "llama.rope.scaling.yarn_log_multiplier": [1, 2]}),
         ("architecture 'gemma3n'", {"general.architecture": "gemma3n"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
-        ("experts are not supported", {"llama.expert_count": 8}),
         ("causal is false, this is no language model", {"llama.attention.causal": False}),
         ("rotation of a part", {"llama.rope.dimension_count": 16}),
         ("scaling 'dynamic'", {"llama.rope.scaling.type": "dynamic"}),
@@ -310,6 +309,14 @@ def test_rotation_of_phi_3_that_is_not_supported(tmp_path: Path, said: str, chan
     with pytest.raises(CheckpointError, match=said) as caught:
         GgufCheckpoint(path)
     assert "\n" not in str(caught.value)
+
+
+def test_experts_of_a_dense_architecture_are_not_supported(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "qwen2", _made("qwen2")).close()
+    _rewrite(path, {"qwen2.expert_count": 8})
+    with pytest.raises(CheckpointError, match="experts are not supported in models of this architecture"):
+        GgufCheckpoint(path)
 
 
 @pytest.mark.parametrize(

@@ -578,6 +578,19 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         np.testing.assert_allclose(of_bundle, logits, atol=1e-4)
 
 
+def test_a_llama_file_with_experts_is_mixtral(tmp_path: Path) -> None:
+    fields = {**SIZES, "hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    config = transformers.MixtralConfig(**fields, num_local_experts=6, rms_norm_eps=1e-6)
+    model = random_model(transformers.MixtralForCausalLM(config))
+    model.save_pretrained(tmp_path / "hub")
+    path = write_gguf(tmp_path / "model.gguf", "llama", model.config, state_of(model))
+    own, hub = (export(each, tmp_path / f"of-{each.name}", quantize="none") for each in (path, tmp_path / "hub"))
+    assert (own / "target.onnx.data").read_bytes() == (hub / "target.onnx.data").read_bytes()
+    found, expected = (Bundle.open(bundle).manifest for bundle in (own, hub))
+    assert found.target == expected.target
+    assert found.family == "mixtral"
+
+
 def test_projections_of_qwen3_next_that_conversions_have_separated(tmp_path: Path) -> None:
     """Newer conversions have queries, keys and values of all heads in one matrix, and z in another."""
     fields = {**SIZES, "hidden_size": 64, "head_dim": 32, "max_position_embeddings": 256}
