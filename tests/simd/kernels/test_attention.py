@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
-from ondevice.engines.simd.buffers import AttentionScratch
+from ondevice.engines.simd.buffers import AttentionScratch, float_bits
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.exact import attend_share
@@ -39,6 +39,7 @@ def run(
     block_stop: npt.NDArray[np.int64] | None = None,
     threads: int = 1,
     sinks: twins.Floats | None = None,
+    softcap: float = 0.0,
 ) -> twins.Quantized:
     """Run attention for the wanted rows of a tree.
 
@@ -49,6 +50,7 @@ def run(
         block_stop: as in `ForwardState.set_rows`.
         threads: how many the work is divided for; one does all of it.
         sinks: [heads]
+        softcap: of scores; 0 for none.
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
@@ -68,7 +70,8 @@ def run(
     step = Attend(
         slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
     )
-    row = to_row(step if sinks is None else step._replace(sinks=sinks.ctypes.data))
+    step = step._replace(sinks=0 if sinks is None else sinks.ctypes.data, softcap=float_bits(softcap))
+    row = to_row(step)
     claims = np.zeros(1, np.int64)
     attend_share(np.array(row), state.slots, 0, threads, claims.ctypes.data)
     assert not scratch._counters.any()
@@ -120,6 +123,26 @@ def test_sinks_take_their_share(kind: KVCacheType, heads: int, length: int, size
     alone = run(query[1:2], cache, TokenTree.chain(range(3)), [1], length, 5000, threads=3, sinks=sinks)
     if kind == "fp16":
         assert_same(found, 1, alone, 0)
+
+
+@pairwise(kind=get_args(KVCacheType), heads=[1, 3, 8, 11], length=[0, 31, 200, 1100], softcap=[0.4, 3.0, 50.0])
+def test_scores_are_capped(kind: KVCacheType, heads: int, length: int, softcap: float) -> None:
+    """Caps below most scores and far above them all, for rows of a chain and of a branch."""
+    rng = np.random.default_rng(heads * 1000 + length)
+    query = rng.standard_normal((3, heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
+    cache = cache_of(rng.standard_normal((2, length + 3, HEAD_DIM)).astype(np.float32), kind)
+    chain, tree = TokenTree.chain(range(3)), TokenTree(np.arange(3), np.array([ROOT, 0, 0]))
+    keys, values = numbers_of(cache, length + 3)
+    if kind == "int8":
+        codes, scales = twins.to_int8(query.reshape(-1, HEAD_DIM))
+        query = (codes * scales[:, None]).reshape(query.shape)
+    rounding = 2e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
+    branch = [*range(length + 1), length + 2]
+    for rows, seen in ((chain, list(range(length + 3))), (tree, branch)):
+        found = run(query, cache, rows, [0, 1, 2], length, 5000, softcap=softcap)
+        expected = twins.attend(query[2], keys[seen], values[seen], softcap=softcap).reshape(-1)
+        error = np.abs(found.values()[2] - expected)
+        assert (error <= 0.5001 * found.scales[2].repeat(32) + rounding).all()
 
 
 @pairwise(kind=get_args(KVCacheType), length=[37, 250, 1020], window=[21, 5000])

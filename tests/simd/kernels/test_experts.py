@@ -177,7 +177,7 @@ def test_what_nobody_chose_is_not_read() -> None:
     np.testing.assert_array_equal(mixed(poisoned, hidden, dense)[0], mixed(experts, hidden, dense)[0])
 
 
-def chosen_by(scores: npt.NDArray[np.float32], top: int) -> dict[str, npt.NDArray[Any]]:
+def chosen_by(scores: npt.NDArray[np.float32], top: int, of_all: int = 0) -> dict[str, npt.NDArray[Any]]:
     """The arrays that the kernel `choose` writes, by name."""
     rows, count = scores.shape
     out = {
@@ -189,7 +189,7 @@ def chosen_by(scores: npt.NDArray[np.float32], top: int) -> dict[str, npt.NDArra
     }
     scale = np.ones(count, np.float32)
     addresses = {name: array.ctypes.data for name, array in out.items()}
-    step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses)
+    step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses, of_all=of_all)
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = rows
     choose(np.array(to_row(step)), state)
@@ -208,12 +208,15 @@ def test_of_equal_scores_the_first_expert_is_chosen() -> None:
     np.testing.assert_allclose(out["weights"][:6], 0.5)
 
 
+@pytest.mark.parametrize("of_all", [0, 1])
 @pytest.mark.parametrize("top", [1, 8, 17])
-def test_weights_are_shares_of_the_chosen_scores(top: int) -> None:
-    scores = np.random.default_rng(top).standard_normal((5, 20), np.float32)
-    found = chosen_by(scores, top)["weights"][: 5 * top].reshape(5, top)
-    best = np.exp(-np.sort(-scores.astype(np.float64), axis=1)[:, :top])
-    np.testing.assert_allclose(found, best / best.sum(axis=1, keepdims=True), rtol=1e-6)
+def test_weights_are_shares_of_the_chosen_scores_or_of_all(top: int, of_all: int) -> None:
+    scores = 40 * np.random.default_rng(top).standard_normal((5, 20), np.float32)
+    found = chosen_by(scores, top, of_all)["weights"][: 5 * top].reshape(5, top)
+    every = np.sort(scores.astype(np.float64), axis=1)[:, ::-1]
+    likely = np.exp(every - every[:, :1])
+    total = likely if of_all else likely[:, :top]
+    np.testing.assert_allclose(found, likely[:, :top] / total.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-12)
 
 
 def test_a_forward_tells_how_many_experts_it_read(bundles: dict[str, Bundle]) -> None:

@@ -167,8 +167,9 @@ def test_every_row_of_a_shortlist_names_existing_clusters(guards: Guards, kind: 
 
 
 @every_kind
+@pytest.mark.parametrize("of_all", [0, 1])
 @pytest.mark.parametrize("top", [1, 3, 11])
-def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: int) -> None:
+def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: int, of_all: int) -> None:
     rows, experts = 9, 11
     scores, scale = guards.copy(filled(kind, (rows, experts))), guards.copy(filled(kind, experts, 1))
     weights = guards.zeros(rows * top + 16, np.float32)
@@ -176,7 +177,7 @@ def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: in
     groups, counts = guards.zeros(3 + 2 * experts, np.int64), guards.zeros(experts, np.int64)
     step = Choose(
         slots.ALL, scores.ctypes.data, experts, top, scale.ctypes.data, weights.ctypes.data,
-        chosen.ctypes.data, groups.ctypes.data, pairs.ctypes.data, counts.ctypes.data,
+        chosen.ctypes.data, groups.ctypes.data, pairs.ctypes.data, counts.ctypes.data, of_all=of_all,
     )  # fmt: skip
     state = guards.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = rows

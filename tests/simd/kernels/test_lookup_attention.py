@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import KVCacheType, TokenTree
-from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch, float_bits
 from ondevice.engines.simd.caches import BITS
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
@@ -25,6 +25,8 @@ from tests.simd.kernels.memory import cache_of, numbers_of, read_records
 from tests.simd.kernels.test_lookup import codebook_of
 
 HEAD_DIM, CODE_WIDTH, LENGTH, WINDOW, MOST = 64, 2, 1200, 64, 4
+
+CAP = 1.0  # of the scores, below many of them
 
 
 class Case:
@@ -100,6 +102,8 @@ def test_a_row_attends_to_what_is_chosen(kind: KVCacheType, heads: int) -> None:
     assert_near(found, twins.attend(case.query, case.keys[seen], case.values[seen]), case.values)
     found = case.run(attend_chosen_share, case.beside_sinks(case.attends))
     assert_near(found, twins.attend(case.query, case.keys[seen], case.values[seen], case.sinks), case.values)
+    found = case.run(attend_chosen_share, case.attends._replace(softcap=float_bits(CAP)))
+    assert_near(found, twins.attend(case.query, case.keys[seen], case.values[seen], softcap=CAP), case.values)
 
 
 @pytest.mark.parametrize("kind", get_args(KVCacheType))
@@ -112,6 +116,8 @@ def test_scores_of_nomad_are_those_of_the_tables(kind: KVCacheType, heads: int) 
     assert_near(found, twins.softmax(scores) @ case.values, case.values)
     found = case.run(attend_looked_up_share, case.beside_sinks(case.by_tables))
     assert_near(found, twins.softmax(scores, case.sinks) @ case.values, case.values)
+    found = case.run(attend_looked_up_share, case.by_tables._replace(softcap=float_bits(CAP)))
+    assert_near(found, twins.softmax(CAP * np.tanh(scores / CAP)) @ case.values, case.values)
 
 
 def test_an_exact_plan_looks_nothing_up() -> None:
@@ -121,7 +127,7 @@ def test_an_exact_plan_looks_nothing_up() -> None:
     np.testing.assert_array_equal(plan.exact, Plan.of([attend, attend]).steps)
 
 
-def test_an_exact_plan_keeps_the_sinks() -> None:
-    attend = Attend(*range(10))._replace(sinks=15)
+def test_an_exact_plan_keeps_the_sinks_and_the_cap() -> None:
+    attend = Attend(*range(10))._replace(sinks=15, softcap=16)
     plan = Plan.of([attend._replace(window=10, chosen=11, most=12)])
     np.testing.assert_array_equal(plan.exact, Plan.of([attend]).steps)

@@ -121,12 +121,15 @@ def to_int8(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
     return np.rint(x * (1 / scales)[:, None]).astype(np.int8), scales
 
 
-def attend(query: Floats, keys: Floats, values: Floats, sinks: Floats | None = None) -> Wide:
+def attend(query: Floats, keys: Floats, values: Floats, sinks: Floats | None = None, softcap: float = 0.0) -> Wide:
     """Attention softmax(q . k) . v: query [heads, d], keys and values [n, d] -> [heads, d].
 
     sinks : [heads], scores of positions without values; None for none
+    softcap : of the other scores; 0 for none
     """
-    return softmax(query.astype(np.float64) @ keys.astype(np.float64).T, sinks) @ values.astype(np.float64)
+    scores = query.astype(np.float64) @ keys.astype(np.float64).T
+    capped = softcap * np.tanh(scores / softcap) if softcap else scores
+    return softmax(capped, sinks) @ values.astype(np.float64)
 
 
 def softmax(scores: Wide, sinks: Floats | None = None) -> Wide:
