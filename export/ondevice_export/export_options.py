@@ -28,9 +28,9 @@ class Formats:
     chosen: Mapping[str, WeightFormat] = field(default_factory=dict)
     """Formats of single matrices by their names in the checkpoint, in place of those above."""
     keep: bool = False
-    """Whether matrices of a GGUF file are stored as they are, if a bundle has their format; the others get the formats
-    above. Those in MXFP4 are in any case, but for float32 graphs: another format of 4 bits would lose more, and int8
-    would be no better."""
+    """Whether matrices that are quantised in the checkpoint are stored as they are, if a bundle has their format; the
+    others get the formats above. Those in MXFP4 are in any case, but for float32 graphs: another format of 4 bits would
+    lose more, and int8 would be no better."""
 
     def of(self, checkpoint: Checkpoint, name: str, form: WeightFormat) -> WeightFormat:
         """The format in which a matrix of a checkpoint is stored; `form` is `layers` or `head`."""
@@ -48,7 +48,8 @@ class ExportOptions:
 
     Attributes:
         quantize: weight format of the target: a name in WEIGHT_FORMATS, of which `none` is for float32 graphs, or
-            `keep` for a GGUF file's own; None for `keep` where the target is a GGUF file and `int4` otherwise.
+            `keep` for the checkpoint's own; None for `keep` where the target is a GGUF file, or a checkpoint that
+            compressed-tensors has packed, and `int4` otherwise.
         head_bits: bits per weight of the tied token table, 4 or 8; None for 8. Ignored where `quantize` is `none`. With
             4 bits it has the format of the layers if they have 4 too.
         calibrate: round the matrices of 4 bits by the second moments of their inputs: of a text, of which this is the
@@ -77,17 +78,19 @@ class ExportOptions:
         if self.head_bits is not None and self.quantize == KEEP:
             raise UsageError("--head-bits and --quantize keep contradict each other: leave one out")
 
-    def for_target(self, *, gguf: bool) -> ExportOptions:
-        """The options with `quantize` decided, once it is known whether the target is a GGUF file.
+    def for_target(self, *, quantised: bool) -> ExportOptions:
+        """The options with `quantize` decided, once it is known whether the target's weights are quantised.
+
+        quantised : in a GGUF file, or by compressed-tensors
 
         Raises:
-            UsageError: `quantize` is `keep`, and it is none; or `head_bits` would change one that is kept.
+            UsageError: `quantize` is `keep`, and they are not; or `head_bits` would change one that is kept.
         """
-        if self.quantize == KEEP and not gguf:
-            raise UsageError("--quantize keep is for GGUF files: choose int4, int8 or none")
-        if self.quantize is None and gguf and self.head_bits is not None:
-            raise UsageError("a GGUF file's weights stay as they are: --head-bits needs --quantize int4 or int8")
-        default = MIXED if self.bits_per_weight is not None else KEEP if gguf else "int4"
+        if self.quantize == KEEP and not quantised:
+            raise UsageError("--quantize keep is for GGUF files and compressed-tensors: choose int4, int8 or none")
+        if self.quantize is None and quantised and self.head_bits is not None:
+            raise UsageError("quantised weights stay as they are: --head-bits needs --quantize int4 or int8")
+        default = MIXED if self.bits_per_weight is not None else KEEP if quantised else "int4"
         chosen = dataclasses.replace(self, quantize=self.quantize or default)
         if self.calibrate is not None and chosen.target_formats.layers.bits != 4:
             raise UsageError("--calibrate is for rounding to 4 bits: add --quantize int4, int4-affine or int4-table")

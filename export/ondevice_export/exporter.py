@@ -30,7 +30,9 @@ from ondevice_export.calibration.source import (
     run_text,
 )
 from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
+from ondevice_export.checkpoint.compressed import is_compressed
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
+from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -78,8 +80,9 @@ def export(
         drafter: `auto`, `none`, or a directory, GGUF file or hub id. `auto` takes the MTP layer of the checkpoint, if
             it has one, where it finds no other drafter and no heads.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
-        quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files; that of
-            others is `int4`. See `ExportOptions` for this and the other options of formats.
+        quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files and
+            checkpoints of compressed-tensors; that of others is `int4`. See `ExportOptions` for this and the other
+            options of formats.
         head_bits: 4 or 8; None for 8, or for what a GGUF file has.
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
@@ -105,7 +108,8 @@ def export(
     options = ExportOptions(quantize, head_bits, calibrate, bits_per_weight)
     context = None if context is None else check_whole("context", context, 2)
     target = locate(str(source), revision, gguf)
-    options = options.for_target(gguf=target.file is not None)
+    packed = target.file is not None or is_compressed(read_json(target.directory / "config.json"))
+    options = options.for_target(quantised=packed)
     notes: list[str] = []  # for after the target is opened: where that fails, only the error is of interest
     assistant = locate_drafter(drafter, target, notes.append)
     trained = locate_heads(heads, target)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice_export.checkpoint.compressed import is_compressed
 from ondevice_export.checkpoint.mxfp4 import is_mxfp4
 
 LOADS_TRAINED_QUANTISED = (5, 23)
@@ -98,6 +99,8 @@ def _check_version(directory: Path) -> None:
     from transformers import __version__
 
     config = _config(directory)
+    if is_compressed(config):
+        raise UsageError("the weights of compressed-tensors are not loaded to compare with: leave --verify out")
     trained_quantised = config.get("quantization_config") and not is_mxfp4(config)
     if trained_quantised and tuple(map(int, __version__.split(".")[:2])) < LOADS_TRAINED_QUANTISED:
         raise UsageError(

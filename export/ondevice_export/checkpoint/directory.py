@@ -14,15 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, WeightFormat
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.compressed import CompressedEntry, is_compressed, join_compressed
 from ondevice_export.checkpoint.json_fields import read_json
-from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
+from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, is_mxfp4, join_blocks
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
 from ondevice_export.checkpoint.stacks import File, Number, Place, RowRange, Stack, Taken, stack_experts, whole
 from ondevice_export.checkpoint.transposed import TransposedEntry
 
-_Entry = TensorEntry | Mxfp4Entry | TransposedEntry
+BLOCK = INT4.group
+"""Weights of a bundle's block, whose scales and minimums lie together."""
+_Entry = TensorEntry | Mxfp4Entry | CompressedEntry | TransposedEntry
 """How a tensor lies in safetensors files."""
 
 _SINGLE = "model.safetensors"
@@ -217,7 +220,12 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
                     if name in found:
                         raise CheckpointError(f"{path} holds {name} a second time")
                     found[name] = (file, entry)
-            self._tensors = stack_experts(join_blocks(found, self.config, str(directory)), str(directory))
+            entries: Mapping[str, tuple[SafetensorsFile, _Entry]] = found
+            if is_mxfp4(self.config):
+                entries = join_blocks(found, str(directory))
+            elif is_compressed(self.config):
+                entries = join_compressed(found, self.config, str(directory))
+            self._tensors = stack_experts(entries, str(directory))
         except BaseException:
             self.close()
             raise
@@ -233,14 +241,20 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
     def kept_format(self, name: str) -> WeightFormat | None:
         if name not in self:  # a matrix that was trained quantised, whose tensors have other names
             return None
-        return MXFP4 if all(isinstance(part.place, Mxfp4Entry) for part in self._find(name).parts) else None
+        stack = self._find(name)
+        forms = {
+            part.place.form if isinstance(part.place, Mxfp4Entry | CompressedEntry) else None for part in stack.parts
+        }
+        form = forms.pop()
+        return None if forms or form is None or (stack.columns and stack.shape[-1] % BLOCK) else form
 
     def kept_blocks(
         self, name: str, start: int, stop: int
     ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
-        read = [self._blocks(part) for part in self._find(name).between(start, stop)]
-        codes, scales = zip(*read, strict=True)
-        return joined(list(codes)), joined(list(scales)) * self._factors(name, start, stop), None
+        stack, factors = self._find(name), self._factors(name, start, stop)
+        codes, scales, minimums = zip(*(self._blocks(part) for part in stack.between(start, stop)), strict=True)
+        affine = None if minimums[0] is None else stack.cut(joined(list(minimums)) * factors, BLOCK)
+        return stack.cut(joined(list(codes))), stack.cut(joined(list(scales)) * factors, BLOCK), affine
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
         file, entry = self._whole(name)
@@ -289,9 +303,11 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
         return part.scaled(rows[:: part.step])
 
     @staticmethod
-    def _blocks(part: RowRange[SafetensorsFile, _Entry]) -> tuple[npt.NDArray[np.uint8], Float32Array]:
-        assert isinstance(part.place, Mxfp4Entry)
-        return part.place.read(part.file, part.start, part.stop, part.step)
+    def _blocks(
+        part: RowRange[SafetensorsFile, _Entry],
+    ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
+        assert isinstance(part.place, Mxfp4Entry | CompressedEntry)
+        return part.place.blocks(part.file, part.start, part.stop, part.step)
 
 
 def joined(rows: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.weight_format import MXFP4
+from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry
 
@@ -49,13 +49,13 @@ class Mxfp4Entry:
 
     Attributes:
         name: its name.
-        blocks: its codes; the file that goes with the entry has them.
+        codes: its codes; the file that goes with the entry has them.
         scales: its scales.
         scale_file: the file that has these.
     """
 
     name: str
-    blocks: TensorEntry
+    codes: TensorEntry
     scales: TensorEntry
     scale_file: SafetensorsFile
 
@@ -69,8 +69,15 @@ class Mxfp4Entry:
         """Number of rows, of all matrices together."""
         return math.prod(self.shape[:-1])
 
-    def read(self, file: SafetensorsFile, start: int, stop: int, step: int) -> tuple[NDArray[np.uint8], Float32Array]:
-        """Every `step`-th of the rows from `start` to `stop`: codes uint8[rows, width] and scales [rows, groups].
+    @property
+    def form(self) -> WeightFormat:
+        """The format in which a bundle stores it as it is."""
+        return MXFP4
+
+    def blocks(
+        self, file: SafetensorsFile, start: int, stop: int, step: int
+    ) -> tuple[NDArray[np.uint8], Float32Array, None]:
+        """Every `step`-th of the rows from `start` to `stop`: codes uint8[rows, width], and scales [rows, groups].
 
         They are read with those between them: a seek for each row would take longer.
         """
@@ -78,22 +85,22 @@ class Mxfp4Entry:
         packed, exponents = (
             np.frombuffer(each.read(entry, start * size, count * size), np.uint8).reshape(count, size)[::step]
             for each, entry, size in (
-                (file, self.blocks, groups * _BLOCK_BYTES),
+                (file, self.codes, groups * _BLOCK_BYTES),
                 (self.scale_file, self.scales, groups),
             )
         )
-        return MXFP4.unpack(in_ascending_codes(packed)), scales_of(exponents)
+        return MXFP4.unpack(in_ascending_codes(packed)), scales_of(exponents), None
 
     def numbers(self, file: SafetensorsFile, start: int, stop: int, step: int) -> Float32Array:
         """The weights of the same rows, float32[rows, width]."""
-        codes, scales = self.read(file, start, stop, step)
+        codes, scales, _ = self.blocks(file, start, stop, step)
         with np.errstate(over="ignore"):  # infinite weights are refused where they are stored
             blocks = MXFP4.levels[codes].reshape(*scales.shape, MXFP4.group) * scales[..., None]
         return blocks.reshape(len(codes), -1)
 
 
 def join_blocks(
-    tensors: Mapping[str, tuple[SafetensorsFile, TensorEntry]], config: Mapping[str, Any], origin: str
+    tensors: Mapping[str, tuple[SafetensorsFile, TensorEntry]], origin: str
 ) -> dict[str, tuple[SafetensorsFile, TensorEntry | Mxfp4Entry]]:
     """The tensors of files by name, with one in place of each two that hold its codes and its scales.
 
@@ -101,8 +108,6 @@ def join_blocks(
         CheckpointError: one of two is missing, or they have not one shape.
     """
     found: dict[str, tuple[SafetensorsFile, TensorEntry | Mxfp4Entry]] = dict(tensors)
-    if not is_mxfp4(config):
-        return found
     for full in [name for name in tensors if name.endswith((_BLOCKS, _SCALES))]:
         name = full.removesuffix(_BLOCKS).removesuffix(_SCALES)
         if name in found:

@@ -347,9 +347,10 @@ def _describe_longrope(writer: Any, config: Any) -> None:
 
 def _describe_mixture(writer: Any, config: Any) -> None:
     """As `OlmoeModel`, `Qwen2MoeModel` and, of Mixtral, `LlamaModel` of llama.cpp; dense models have no more."""
-    if not hasattr(config, "num_local_experts"):
+    count = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
+    if count is None:
         return
-    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_count(count)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
