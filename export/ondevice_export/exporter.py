@@ -108,14 +108,14 @@ def export(
     options = ExportOptions(quantize, head_bits, calibrate, bits_per_weight)
     context = None if context is None else check_whole("context", context, 2)
     target = locate(str(source), revision, gguf)
-    packed = target.file is not None or is_compressed(read_json(target.directory / "config.json"))
-    options = options.for_target(quantised=packed)
     notes: list[str] = []  # for after the target is opened: where that fails, only the error is of interest
     assistant = locate_drafter(drafter, target, notes.append)
     trained = locate_heads(heads, target)
     place = _place(default_name(target), out)
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
+    packed = target.file is not None or is_compressed(read_json(target.directory / "config.json"))
+    options = options.for_target(quantised=packed)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note, text_only=text_only, context=context))
         if context is not None and context > (limit := opened.config.context_length):

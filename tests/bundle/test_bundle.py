@@ -260,7 +260,7 @@ def test_another_schema(schema: object, bundle: Path) -> None:
 
 def test_a_field_that_stands_there_twice(bundle: Path) -> None:
     text = (bundle / MANIFEST).read_text()
-    (bundle / MANIFEST).write_text(text.replace('"softcap"', '"vocab_size": 1, "softcap"', 1))
+    (bundle / MANIFEST).write_text(text.replace('"vocab_size"', '"vocab_size": 1, "vocab_size"', 1))
     with pytest.raises(BundleCorruptError, match="'vocab_size' stands there twice"):
         Bundle.open(bundle)
 
