@@ -389,6 +389,7 @@ def check_attention(place: str, own: Attention, decoder: Decoder) -> None:
         require(2 * pairs == own.head_dim, f"{place} rotates {pairs} pairs of heads of {own.head_dim} numbers")
     if own.kv_source is not None:
         require(not (own.k_norm or own.v_norm or own.k_eq_v), f"{place} norms keys and values that it does not have")
+    require(own.softcap is None or not own.sinks, f"{place} has sinks beside a softcap, which is not supported")
     require(own.q_norm or own.k_norm or not own.whole_norms, f"{place} has no norms of queries and keys")
     require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
 

@@ -96,7 +96,7 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "Div", "Equal", "Expand", "Gather", "GatherElements", "Gelu", "Gemm", "LayerNormalization", "LogSoftmax",
         "MatMul", "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Range", "ReduceLogSumExp", "ReduceMax",
         "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax",
-        "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze",
+        "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
     }),
     "com.microsoft": frozenset({
         "GatherBlockQuantized", "LinearAttention", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention",

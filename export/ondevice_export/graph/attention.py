@@ -58,8 +58,12 @@ class SelfAttention:
         query = self._rotated(query, rows, body.heads)
         inputs = self._fold(query), cache.key, cache.value, rows.mask(body.kind, self._group)
         sizes: dict[str, Any] = {"q_num_heads": kv, "kv_num_heads": kv, "scale": body.scale}
-        sizes |= {} if body.softcap is None else {"softcap": body.softcap}
-        attended = self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
+        if body.softcap is not None:
+            attended = self._capped(*inputs, body.softcap)
+        else:
+            attended = (
+                self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
+            )
         unfolded = self._unfold(attended)
         if body.gated:
             gate = self._builder.op("Sigmoid", self._module.linear(x, "gate_proj"))
@@ -100,6 +104,23 @@ class SelfAttention:
         share = builder.op("Unsqueeze", builder.op("Transpose", share, perm=[1, 2, 0]), builder.integers(-1))
         weighed = builder.op("Mul", builder.reshape(attended, -1, self._group, kv, head_dim), share)
         return builder.reshape(weighed, 1, -1, kv * head_dim)
+
+    def _capped(self, query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value, cap: float) -> ir.Value:
+        """Attention whose scores become cap * tanh(score / cap) before the mask.
+
+        The operator Attention has a softcap too, which ONNX Runtime 1.26 computes after the mask, so that masked scores
+        are -cap.
+        """
+        builder, kv, head_dim = self._builder, self._body.kv_heads, self._body.head_dim
+        rows, values = (
+            builder.op("Transpose", builder.reshape(x, -1, kv, head_dim), perm=[1, 0, 2]) for x in (query, value)
+        )
+        keys = builder.op("Transpose", builder.reshape(key, -1, kv, head_dim), perm=[1, 2, 0])
+        scores = builder.op("Mul", builder.op("MatMul", rows, keys), builder.scalar(self._body.scale / cap))
+        capped = builder.op("Mul", builder.op("Tanh", scores), builder.scalar(cap))
+        seen = builder.op("Where", mask, capped, builder.scalar(-np.inf))
+        mixed = builder.op("MatMul", builder.op("Softmax", seen, axis=-1), values)
+        return builder.reshape(builder.op("Transpose", mixed, perm=[1, 0, 2]), 1, -1, kv * head_dim)
 
     def _projected(self, x: ir.Value, name: str) -> ir.Value:
         out = self._module.linear(x, name)
