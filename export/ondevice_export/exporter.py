@@ -30,9 +30,9 @@ from ondevice_export.calibration.source import (
     run_text,
 )
 from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
-from ondevice_export.checkpoint.compressed import is_compressed
+from ondevice_export.checkpoint import compressed
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
-from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.json_fields import quant_method, read_json
 from ondevice_export.checkpoint.models import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -114,7 +114,7 @@ def export(
     place = _place(default_name(target), out)
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
-    packed = target.file is not None or is_compressed(read_json(target.directory / "config.json"))
+    packed = target.file is not None or quant_method(read_json(target.directory / "config.json")) == compressed.METHOD
     options = options.for_target(quantised=packed)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note, text_only=text_only, context=context))

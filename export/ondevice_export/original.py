@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice_export.checkpoint.compressed import is_compressed
-from ondevice_export.checkpoint.mxfp4 import is_mxfp4
+from ondevice_export.checkpoint import compressed, mxfp4
+from ondevice_export.checkpoint.json_fields import quant_method
 
 LOADS_TRAINED_QUANTISED = (5, 23)
 """The first version of transformers that loads checkpoints that were trained quantised."""
@@ -99,9 +99,10 @@ def _check_version(directory: Path) -> None:
     from transformers import __version__
 
     config = _config(directory)
-    if is_compressed(config):
+    method = quant_method(config)
+    if method == compressed.METHOD:
         raise UsageError("the weights of compressed-tensors are not loaded to compare with: leave --verify out")
-    trained_quantised = config.get("quantization_config") and not is_mxfp4(config)
+    trained_quantised = config.get("quantization_config") and method != mxfp4.METHOD
     if trained_quantised and tuple(map(int, __version__.split(".")[:2])) < LOADS_TRAINED_QUANTISED:
         raise UsageError(
             f"transformers {__version__} cannot load a checkpoint that was trained quantised, to compare with: "
@@ -128,7 +129,7 @@ def _load(directory: Path) -> Any:
     from optimum.exporters.tasks import TasksManager
     from transformers import Mxfp4Config
 
-    in_mxfp4 = is_mxfp4(_config(directory))
+    in_mxfp4 = quant_method(_config(directory)) == mxfp4.METHOD
     options = {"quantization_config": Mxfp4Config(dequantize=True)} if in_mxfp4 else {}
     model = TasksManager.get_model_from_task(
         "text-generation", directory, framework="pt", torch_dtype=torch.float32, library_name="transformers", **options

@@ -27,6 +27,7 @@ from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, Weight
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import JsonFields
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
+from ondevice_export.quantize import BLOCK
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 """`quant_method` and `format` of the `quantization_config` of such a checkpoint."""
@@ -80,7 +81,7 @@ class CompressedEntry:
         weights of code 0, [rows, width / 32]; the latter None for symmetric weights.
         """
         codes, scales, zeros = self._read(file, start, stop, step)
-        repeats = self.shape[1] // scales.shape[1] // INT4.group
+        repeats = self.shape[1] // scales.shape[1] // BLOCK
         minimums = None if self.zeros is None else np.repeat(-zeros * scales, repeats, axis=1)
         return codes, np.repeat(scales, repeats, axis=1), minimums
 
@@ -109,17 +110,13 @@ class CompressedEntry:
         if self.zeros is None:
             return np.full((1, 1), 1 << (self.bits - 1), np.float32)
         file, entry = self.zeros
-        words = np.frombuffer(file.read(entry, 0, entry.nbytes), np.uint32).reshape(entry.shape)
-        rows, each = np.arange(start, stop, step), _WORD // self.bits
+        rows, each, size = np.arange(start, stop, step), _WORD // self.bits, 4 * entry.shape[1]
+        first, last = start // each, -(-stop // each)
+        words = np.frombuffer(file.read(entry, first * size, (last - first) * size), np.uint32)
+        words = words.reshape(-1, entry.shape[1])
         shifts = (self.bits * (rows % each)).astype(np.uint32)[:, None]
-        found: NDArray[np.uint32] = words[rows // each] >> shifts & np.uint32((1 << self.bits) - 1)
+        found: NDArray[np.uint32] = words[rows // each - first] >> shifts & np.uint32((1 << self.bits) - 1)
         return found.astype(np.float32)
-
-
-def is_compressed(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with this `config.json` has weights that compressed-tensors has packed."""
-    quantization = config.get("quantization_config")
-    return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
 
 
 def join_compressed(

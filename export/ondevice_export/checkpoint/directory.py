@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.weight_format import INT4, WeightFormat
+from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.compressed import CompressedEntry, is_compressed, join_compressed
-from ondevice_export.checkpoint.json_fields import read_json
-from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, is_mxfp4, join_blocks
+from ondevice_export.checkpoint import compressed, mxfp4
+from ondevice_export.checkpoint.compressed import CompressedEntry, join_compressed
+from ondevice_export.checkpoint.json_fields import quant_method, read_json
+from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
 from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
 from ondevice_export.checkpoint.stacks import File, Number, Place, RowRange, Stack, Taken, stack_experts, whole
 from ondevice_export.checkpoint.transposed import TransposedEntry
+from ondevice_export.quantize import BLOCK
 
-BLOCK = INT4.group
-"""Weights of a bundle's block, whose scales and minimums lie together."""
 _Entry = TensorEntry | Mxfp4Entry | CompressedEntry | TransposedEntry
 """How a tensor lies in safetensors files."""
 
@@ -221,9 +221,10 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
                         raise CheckpointError(f"{path} holds {name} a second time")
                     found[name] = (file, entry)
             entries: Mapping[str, tuple[SafetensorsFile, _Entry]] = found
-            if is_mxfp4(self.config):
+            method = quant_method(self.config)
+            if method == mxfp4.METHOD:
                 entries = join_blocks(found, str(directory))
-            elif is_compressed(self.config):
+            elif method == compressed.METHOD:
                 entries = join_compressed(found, self.config, str(directory))
             self._tensors = stack_experts(entries, str(directory))
         except BaseException:

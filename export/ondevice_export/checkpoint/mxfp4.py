@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,9 +127,3 @@ def join_blocks(
             )
         found[name] = file, Mxfp4Entry(name, blocks, scales, scale_file)
     return found
-
-
-def is_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Whether `config.json` says that a checkpoint has weights in MXFP4."""
-    quantization = config.get("quantization_config")
-    return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD

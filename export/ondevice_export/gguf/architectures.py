@@ -315,8 +315,7 @@ def _granite_mixture(metadata: Metadata) -> dict[str, Any]:
     return {
         **_without_window(metadata, _rope(metadata)),
         **_granite_factors(metadata),
-        "num_local_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata, "num_local_experts"),
         "linear_experts": False,
     }
 
@@ -332,6 +331,12 @@ def _granite_factors(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _experts(metadata: Metadata, count: str = "num_experts") -> dict[str, Any]:
+    """How many experts there are, a field of the name `count`, and how many of them a token uses."""
+    used = metadata.integer("expert_used_count", 0)
+    return {count: metadata.integer("expert_count", 0), "num_experts_per_tok": used}
+
+
 def _without_experts(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, minimum=0):
         raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
@@ -343,8 +348,7 @@ def _olmoe(metadata: Metadata) -> dict[str, Any]:
     return {
         **_without_window(metadata, _rope(metadata)),
         "attention_bias": False,
-        "num_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata),
         "norm_topk_prob": False,
     }
 
@@ -363,8 +367,7 @@ def _qwen2_mixture(metadata: Metadata) -> dict[str, Any]:
 def _mixtral(metadata: Metadata) -> dict[str, Any]:
     return {
         **_without_window(metadata, _rope(metadata)),
-        "num_local_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata, "num_local_experts"),
     }
 
 
@@ -372,8 +375,7 @@ def _qwen3_mixture(metadata: Metadata) -> dict[str, Any]:
     """As llama.cpp computes it, all layers have experts, and the weights of a token's experts are normalised."""
     return {
         **_without_window(metadata, _rope(metadata)),
-        "num_local_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata, "num_local_experts"),
         "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "norm_topk_prob": True,
     }
@@ -387,8 +389,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "sliding_window": metadata.integer("attention.sliding_window", 1, minimum=0) or 1,
         "layer_types": [SLIDING if each else FULL for each in metadata.sliding(2)],
         "rope_parameters": {FULL: rope, SLIDING: rope},
-        "num_local_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata, "num_local_experts"),
         "intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "alternating_experts": False,
     }
@@ -438,8 +439,7 @@ def _qwen_3_5_mixture(metadata: Metadata) -> dict[str, Any]:
     return {
         **_without_window(metadata, _rope(metadata, part=True)),
         **_delta_layers(metadata),
-        "num_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata),
         "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length", 0),
         **_mtp_layers(metadata),
@@ -491,8 +491,7 @@ def _lfm2_mixture(metadata: Metadata) -> dict[str, Any]:
     return {
         **_lfm2(metadata),
         "num_dense_layers": metadata.integer("leading_dense_block_count", 0, minimum=0),
-        "num_experts": metadata.integer("expert_count", 0),
-        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        **_experts(metadata),
         "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
         "use_expert_bias": True,
         "norm_topk_prob": True,

@@ -60,10 +60,10 @@ class SelfAttention:
         sizes: dict[str, Any] = {"q_num_heads": kv, "kv_num_heads": kv, "scale": body.scale}
         if body.softcap is not None:
             attended = self._capped(*inputs, body.softcap)
+        elif body.sinks:
+            attended = self._beside_sinks(*inputs, sizes)
         else:
-            attended = (
-                self._beside_sinks(*inputs, sizes) if body.sinks else self._builder.op("Attention", *inputs, **sizes)
-            )
+            attended = self._builder.op("Attention", *inputs, **sizes)
         unfolded = self._unfold(attended)
         if body.gated:
             gate = self._builder.op("Sigmoid", self._module.linear(x, "gate_proj"))

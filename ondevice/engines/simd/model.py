@@ -44,9 +44,8 @@ class Experts:
 
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
     scores of the chosen experts, or of all, or the sigmoid of its score divided by the sum of theirs; times the
-    expert's `scale`.
-    Experts alone compute sum of weight * expert(pre_norm(h)). Beside `dense`, the output of the dense block, it is
-    dense_norm(dense) + norm(that sum), or sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
+    expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h)). Beside `dense`, the output of the dense
+    block, it is dense_norm(dense) + norm(that sum), or sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
     """
 
     router: Float32Array

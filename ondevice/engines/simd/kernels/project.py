@@ -41,8 +41,8 @@ from ondevice.engines.simd.kernels.isa.vector import (
     load,
     maximum,
     silu,
+    softcap,
     store,
-    tanh,
 )
 from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native.functions import kernel
@@ -210,8 +210,7 @@ def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap:
             at = out.address + first * out.stride + tile * 4 * TILE
             product(matrix, tile, members, group, at, out.stride)
             add_bias(matrix, tile, members, at, out.stride)
-            if cap > 0:
-                softcap(at, out.stride, members, cap)
+            softcap(at, out.stride, members, TILE, cap)
 
 
 @kernel
@@ -221,15 +220,6 @@ def add_bias(matrix: PackedMatrix, tile: int, rows: int, out: int, stride: int) 
         bias = load(matrix.bias + 4 * TILE * tile)
         for row in range(rows):
             store(out + row * stride, load(out + row * stride) + bias)
-
-
-@kernel
-def softcap(out: int, stride: int, rows: int, cap: float) -> None:
-    """x = cap * tanh(x / cap) in place, for float32[rows, 16] with `stride` bytes from row to row."""
-    inverse = np.float32(1.0) / cap
-    for row in range(rows):
-        at = out + row * stride
-        store(at, full(cap) * tanh(load(at) * full(inverse)))
 
 
 @kernel

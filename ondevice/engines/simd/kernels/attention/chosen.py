@@ -46,7 +46,6 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     Pairs,
     Queries,
     States,
-    cap_scores,
     clear,
     read_sequence,
     row_range,
@@ -71,6 +70,7 @@ from ondevice.engines.simd.kernels.contract.slots import (
 from ondevice.engines.simd.kernels.contract.steps import Attend
 from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import bits_float, claim, read_f32, read_i64, write_f32
+from ondevice.engines.simd.kernels.isa.vector import softcap
 from ondevice.native.functions import kernel
 
 _ONE_UNIT = np.int64(1)
@@ -248,7 +248,7 @@ def attend_by_tables(
                 block = span * SPAN + half * SCORE_BLOCK
                 if max(begin, block) < min(end, block + SCORE_BLOCK):
                     order_scores(tables, scratch, first, members, sums, half)
-                    cap_scores(score_row(scratch, 0), score_stride(), members, SCORE_BLOCK, head.softcap)
+                    softcap(score_row(scratch, 0), score_stride(), members, SCORE_BLOCK, head.softcap)
                     low, high = max(begin, block), min(end, block + SCORE_BLOCK)
                     add_values(pairs, head, head_dim, scratch, states, first, members, low, high)
             first += members

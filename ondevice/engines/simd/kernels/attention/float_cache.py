@@ -29,7 +29,6 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     Pairs,
     States,
     cache_row,
-    cap_scores,
     order_tail,
     query_of,
     raise_peak,
@@ -42,7 +41,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
 from ondevice.engines.simd.kernels.contract.attention_memory import SCORE_BLOCK, TAIL, UNIT, Scratch
 from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_f32
-from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, maximum, store, sum_lanes, within
+from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, maximum, softcap, store, sum_lanes, within
 from ondevice.native.functions import kernel
 
 _ZERO, _LOWEST = np.float32(0.0), np.float32(-1e30)
@@ -184,12 +183,12 @@ def attend_tile(
         keys, units = head.keys + (unit - sequence.base) // UNIT * head.stride, (body - unit + UNIT - 1) // UNIT
         out = score_row(scratch, 0) + 4 * (unit - block)
         score(queries, members, head_dim, keys, units, head.stride, out, score_stride())
-        cap_scores(out, score_stride(), members, UNIT * units, head.softcap)
+        softcap(out, score_stride(), members, UNIT * units, head.softcap)
     if body < end:
         keys = head.keys + (tail - sequence.base) // UNIT * head.stride
         units = (sequence.length + sequence.rows - tail + UNIT - 1) // UNIT
         score(queries, members, head_dim, keys, units, head.stride, scratch.tail_scores, np.int64(4 * TAIL))
-        cap_scores(scratch.tail_scores, np.int64(4 * TAIL), members, UNIT * units, head.softcap)
+        softcap(scratch.tail_scores, np.int64(4 * TAIL), members, UNIT * units, head.softcap)
     low, high = begin, end
     for member in range(members):
         own_low, own_high = seen(scratch.table, first + member)

@@ -20,7 +20,6 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     Sequence,
     States,
     cache_row,
-    cap_scores,
     order_tail,
     query_of,
     raise_peak,
@@ -48,6 +47,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     max_lanes,
     maximum,
     round_even,
+    softcap,
     store_rounded_int8,
     sum_lanes,
     within,
@@ -280,12 +280,12 @@ def attend_tile(
     count = (min(stop, body) - begin + TILE - 1) // TILE
     out = score_row(scratch, 0) + 4 * (begin - block)
     score_keys(scratch, first, members, head_dim, keys, count, head.stride, out, score_stride())
-    cap_scores(out, score_stride(), members, TILE * count, head.softcap)
+    softcap(out, score_stride(), members, TILE * count, head.softcap)
     if body < end:
         keys = head.keys + (tail - sequence.base) // UNIT * head.stride
         count = (sequence.length + sequence.rows - tail + TILE - 1) // TILE
         score_keys(scratch, first, members, head_dim, keys, count, head.stride, scratch.tail_scores, 4 * TAIL)
-        cap_scores(scratch.tail_scores, 4 * TAIL, members, TILE * count, head.softcap)
+        softcap(scratch.tail_scores, 4 * TAIL, members, TILE * count, head.softcap)
         for member in range(members):
             low, high = seen(scratch.table, first + member)
             start = max(low, body)

@@ -16,7 +16,6 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.contract import attention_memory
 from ondevice.engines.simd.kernels.contract.attention_memory import PAIR_WORDS, SCORE_BLOCK, SCORE_BYTES, TAIL, Scratch
-from ondevice.engines.simd.kernels.contract.instruction_sets import LANES
 from ondevice.engines.simd.kernels.contract.slots import (
     ALL,
     BASE,
@@ -32,7 +31,7 @@ from ondevice.engines.simd.kernels.contract.slots import (
     WINDOW,
 )
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store, tanh
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, maximum, store
 from ondevice.native.functions import kernel
 
 scratch_at = kernel(attention_memory.scratch_at)
@@ -131,22 +130,6 @@ def score_row(scratch: Scratch, pair: int) -> Any:
 def score_stride() -> Any:
     """Bytes from a pair's scores to the next pair's."""
     return np.int64(SCORE_BYTES)
-
-
-@kernel
-def cap_scores(scores: int, stride: int, pairs: int, count: int, cap: float) -> None:
-    """score = cap * tanh(score / cap) in place, unless the cap is 0.
-
-    scores : address of the first pair's scores, float32[count]
-    stride : bytes to the next pair's
-    count : a multiple of 16
-    """
-    if cap > 0:
-        inverse = full(np.float32(1.0) / cap)
-        for pair in range(pairs):
-            for i in range(0, count, LANES):
-                at = scores + pair * stride + 4 * i
-                store(at, full(cap) * tanh(load(at) * inverse))
 
 
 @kernel

@@ -385,6 +385,19 @@ def tanh(x: Any) -> Any:
 
 
 @kernel
+def softcap(x: int, stride: int, rows: int, count: int, cap: float) -> None:
+    """x = cap * tanh(x / cap) in place, unless the cap is 0.
+
+    x : address of float32[rows, count], where count is a multiple of 16; `stride` bytes from row to row
+    """
+    if cap > 0:
+        inverse = _ONE / cap
+        for row in range(rows):
+            for at in range(x + row * stride, x + row * stride + 4 * count, 64):
+                store(at, full(cap) * tanh(load(at) * full(inverse)))
+
+
+@kernel
 def gelu(x: Any) -> Any:
     """GELU in its tanh form: x / 2 * (1 + tanh(u)) = x / (1 + e**-2u), u = sqrt(2 / pi) * (x + 0.044715 x**3)."""
     inner = fma(x * x, full(_GELU_CUBE), full(_GELU_INNER))
