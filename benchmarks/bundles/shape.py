@@ -41,11 +41,11 @@ from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.checkpoint.models import DrafterCheckpoint, MtpLayer, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
-from ondevice_export.checkpoint.quantized_modules import QuantizedModules
+from ondevice_export.checkpoint.quantized.gemma import read_quantization
+from ondevice_export.checkpoint.quantized.gemma_modules import QuantizedModules
 from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import WEIGHT_FORMATS, ExportOptions
 from ondevice_export.families import read_target

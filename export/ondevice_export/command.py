@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--quantize",
         choices=("int4", "int4-affine", "int4-table", "int8", "none", "keep"),
         help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1, int4-table 16 values that "
-        "are not evenly spaced, as IQ4_NL; keep stores what a GGUF file, or a checkpoint of compressed-tensors, has "
-        "(default: keep for these, else int4)",
+        "are not evenly spaced, as IQ4_NL; keep stores what a GGUF file, or a checkpoint quantised by GPTQ, AWQ "
+        "or compressed-tensors, has (default: keep for these, else int4)",
     )
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), help="width of the tied token table (default: 8, or as kept)"

@@ -48,8 +48,8 @@ class ExportOptions:
 
     Attributes:
         quantize: weight format of the target: a name in WEIGHT_FORMATS, of which `none` is for float32 graphs, or
-            `keep` for the checkpoint's own; None for `keep` where the target is a GGUF file, or a checkpoint that
-            compressed-tensors has packed, and `int4` otherwise.
+            `keep` for the checkpoint's own; None for `keep` where the target is quantised already (a GGUF file, or
+            a checkpoint of one of the methods in `quantized.methods.KEPT`), and `int4` otherwise.
         head_bits: bits per weight of the tied token table, 4 or 8; None for 8. Ignored where `quantize` is `none`. With
             4 bits it has the format of the layers if they have 4 too.
         calibrate: round the matrices of 4 bits by the second moments of their inputs: of a text, of which this is the
@@ -81,13 +81,13 @@ class ExportOptions:
     def for_target(self, *, quantised: bool) -> ExportOptions:
         """The options with `quantize` decided, once it is known whether the target's weights are quantised.
 
-        quantised : in a GGUF file, or by compressed-tensors
+        quantised : in a GGUF file, or by one of the methods in `quantized.methods.KEPT`
 
         Raises:
             UsageError: `quantize` is `keep`, and they are not; or `head_bits` would change one that is kept.
         """
         if self.quantize == KEEP and not quantised:
-            raise UsageError("--quantize keep is for GGUF files and compressed-tensors: choose int4, int8 or none")
+            raise UsageError("--quantize keep is for weights that are quantised already: choose int4, int8 or none")
         if self.quantize is None and quantised and self.head_bits is not None:
             raise UsageError("quantised weights stay as they are: --head-bits needs --quantize int4 or int8")
         default = MIXED if self.bits_per_weight is not None else KEEP if quantised else "int4"

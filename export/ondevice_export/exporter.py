@@ -30,9 +30,8 @@ from ondevice_export.calibration.source import (
     run_text,
 )
 from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
-from ondevice_export.checkpoint import compressed
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
-from ondevice_export.checkpoint.json_fields import quant_method, read_json
+from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -41,6 +40,7 @@ from ondevice_export.checkpoint.models import (
     open_target,
     own_drafter,
 )
+from ondevice_export.checkpoint.quantized.methods import KEPT, quant_method
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint, parts
@@ -81,8 +81,8 @@ def export(
             it has one, where it finds no other drafter and no heads.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
         quantize: `int4`, `int4-affine`, `int4-table`, `int8`, `none`, or `keep`, the default for GGUF files and
-            checkpoints of compressed-tensors; that of others is `int4`. See `ExportOptions` for this and the other
-            options of formats.
+            checkpoints quantised by GPTQ, AWQ or compressed-tensors; that of others is `int4`. See `ExportOptions` for
+            this and the other options of formats.
         head_bits: 4 or 8; None for 8, or for what a GGUF file has.
         revision: branch, tag or commit of `source` on the hub.
         gguf: the GGUF file to take of a repository or directory.
@@ -114,7 +114,7 @@ def export(
     place = _place(default_name(target), out)
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
-    packed = target.file is not None or quant_method(read_json(target.directory / "config.json")) == compressed.METHOD
+    packed = target.file is not None or quant_method(read_json(target.directory / "config.json")) in KEPT
     options = options.for_target(quantised=packed)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note, text_only=text_only, context=context))

@@ -28,7 +28,7 @@ from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
-from ondevice_export.checkpoint.quantized_modules import QuantizedModules
+from ondevice_export.checkpoint.quantized.gemma_modules import QuantizedModules
 from ondevice_export.checkpoint.towers import PREFIX
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import ExportOptions, Formats

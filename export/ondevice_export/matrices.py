@@ -22,7 +22,7 @@ from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
 from ondevice_export.calibration.rounding import Factors, Grid, round_rows
-from ondevice_export.checkpoint.quantized_modules import QuantizedModule
+from ondevice_export.checkpoint.quantized.gemma_modules import QuantizedModule
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, Quantized, dequantize, quantize
 

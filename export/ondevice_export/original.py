@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice_export.checkpoint import compressed, mxfp4
-from ondevice_export.checkpoint.json_fields import quant_method
+from ondevice_export.checkpoint.quantized import mxfp4
+from ondevice_export.checkpoint.quantized.methods import KEPT, quant_method
 
 LOADS_TRAINED_QUANTISED = (5, 23)
 """The first version of transformers that loads checkpoints that were trained quantised."""
@@ -100,8 +100,8 @@ def _check_version(directory: Path) -> None:
 
     config = _config(directory)
     method = quant_method(config)
-    if method == compressed.METHOD:
-        raise UsageError("the weights of compressed-tensors are not loaded to compare with: leave --verify out")
+    if method in KEPT:
+        raise UsageError(f"weights quantised by {method} are not loaded to compare with: leave --verify out")
     trained_quantised = config.get("quantization_config") and method != mxfp4.METHOD
     if trained_quantised and tuple(map(int, __version__.split(".")[:2])) < LOADS_TRAINED_QUANTISED:
         raise UsageError(

@@ -9,5 +9,5 @@ Read `models` first: it opens target and drafter and checks every tensor's shape
     named_tensors        tensors by the names that they have in a bundle
     directory            what all checkpoints offer; a directory's tensors, in one safetensors file (`safetensors_file`)
                          or in shards; `stacks` makes one tensor of the matrices of experts that lie there one by one
-    gemma_quantization   which modules of a checkpoint were trained quantised; `quantized_modules` reads their codes
+    quantized            checkpoints whose weights are quantised already
 """

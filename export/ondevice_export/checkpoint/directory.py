@@ -16,16 +16,14 @@ import numpy.typing as npt
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint import compressed, mxfp4
-from ondevice_export.checkpoint.compressed import CompressedEntry, join_compressed
-from ondevice_export.checkpoint.json_fields import quant_method, read_json
-from ondevice_export.checkpoint.mxfp4 import Mxfp4Entry, join_blocks
-from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
+from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.quantized.methods import QuantizedEntry, join_quantized
+from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, Stored, TensorEntry, to_float32
 from ondevice_export.checkpoint.stacks import File, Number, Place, RowRange, Stack, Taken, stack_experts, whole
 from ondevice_export.checkpoint.transposed import TransposedEntry
 from ondevice_export.quantize import BLOCK
 
-_Entry = TensorEntry | Mxfp4Entry | CompressedEntry | TransposedEntry
+_Entry = TensorEntry | QuantizedEntry | TransposedEntry
 """How a tensor lies in safetensors files."""
 
 _SINGLE = "model.safetensors"
@@ -212,7 +210,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
         self.origin = str(directory / "config.json")
         self.config = read_json(directory / "config.json")
         try:
-            found: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
+            found: dict[str, Stored] = {}
             for path in _shards(directory):
                 file = SafetensorsFile(path)
                 self._files.append(file)
@@ -220,12 +218,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
                     if name in found:
                         raise CheckpointError(f"{path} holds {name} a second time")
                     found[name] = (file, entry)
-            entries: Mapping[str, tuple[SafetensorsFile, _Entry]] = found
-            method = quant_method(self.config)
-            if method == mxfp4.METHOD:
-                entries = join_blocks(found, str(directory))
-            elif method == compressed.METHOD:
-                entries = join_compressed(found, self.config, str(directory))
+            entries: Mapping[str, tuple[SafetensorsFile, _Entry]] = join_quantized(found, self.config, str(directory))
             self._tensors = stack_experts(entries, str(directory))
         except BaseException:
             self.close()
@@ -243,9 +236,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
         if name not in self:  # a matrix that was trained quantised, whose tensors have other names
             return None
         stack = self._find(name)
-        forms = {
-            part.place.form if isinstance(part.place, Mxfp4Entry | CompressedEntry) else None for part in stack.parts
-        }
+        forms = {part.place.form if isinstance(part.place, QuantizedEntry) else None for part in stack.parts}
         form = forms.pop()
         return None if forms or form is None or (stack.columns and stack.shape[-1] % BLOCK) else form
 
@@ -307,7 +298,7 @@ class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, _Entry]):
     def _blocks(
         part: RowRange[SafetensorsFile, _Entry],
     ) -> tuple[npt.NDArray[np.uint8], Float32Array, Float32Array | None]:
-        assert isinstance(part.place, Mxfp4Entry | CompressedEntry)
+        assert isinstance(part.place, QuantizedEntry)
         return part.place.blocks(part.file, part.start, part.stop, part.step)
 
 

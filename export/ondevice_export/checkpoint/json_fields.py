@@ -66,12 +66,6 @@ class JsonFields:
         return JsonFields(value, f"{self.origin}: {name}")
 
 
-def quant_method(config: Mapping[str, Any]) -> object:
-    """The `quant_method` of the `quantization_config` of a `config.json`; None if there is none."""
-    quantization = config.get("quantization_config")
-    return quantization.get("quant_method") if isinstance(quantization, dict) else None
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Parse a file that holds a JSON object.
 

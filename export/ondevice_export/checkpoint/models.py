@@ -34,9 +34,9 @@ from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.directory import Checkpoint, FilesCheckpoint, SafetensorsCheckpoint
-from ondevice_export.checkpoint.gemma_quantization import GemmaQuantization, read_quantization
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
-from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
+from ondevice_export.checkpoint.quantized.gemma import GemmaQuantization, read_quantization
+from ondevice_export.checkpoint.quantized.gemma_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
 from ondevice_export.families import Described, read_target
 from ondevice_export.families import mtp as mtp_layers
@@ -172,7 +172,7 @@ def open_target(
             modules.check()
         prefix = tensors.names.prefix
         sharing = (index for index, layer in enumerate(config.layers) if layer.mixer.kv_source is not None)
-        skipped = _unread(_weights(checkpoint, quantization), shapes, _unused_kv(prefix, sharing), prefix)
+        skipped = _unread(checkpoint, _weights(checkpoint, quantization), shapes, _unused_kv(prefix, sharing), prefix)
         vision, audio = None, None
         if family.towers and not text_only:
             quantised = modules is not None
@@ -206,7 +206,7 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
             raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
         shapes = drafter_shapes(config, target.config)
         checkpoint.check(shapes)
-        _unread(checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
+        _unread(checkpoint, checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
         yield DrafterCheckpoint(opened, NamedTensors(checkpoint), config, shapes)
 
 
@@ -319,11 +319,14 @@ _BUFFERS = ("rotary_emb.inv_freq",)
 """How the names of tensors end that older checkpoints have and no model reads."""
 
 
-def _unread(names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix: str) -> list[str]:
+def _unread(
+    checkpoint: Checkpoint, names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix: str
+) -> list[str]:
     """The names of tensors that an export leaves out because they belong to other modalities.
 
     Args:
-        names: the names of the checkpoint's tensors.
+        checkpoint: the checkpoint. A bias of zeros changes nothing: AutoGPTQ wrote one for every matrix.
+        names: the names of its tensors, as they are where nothing is quantised.
         shapes: the tensors that an export reads.
         unused: tensors of the text model that a checkpoint may have and an export ignores.
         prefix: the prefix of the text model's tensor names.
@@ -334,6 +337,7 @@ def _unread(names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix:
     expected = set(shapes) | set(_HEADS) | set(unused)
     rest = [name for name in names if name not in expected and not name.endswith(_BUFFERS)]
     own = [name for name in rest if name.startswith(prefix) and not _other_modality(name)]
+    own = [name for name in own if not name.endswith(".bias") or checkpoint.read(name).any()]
     if own:
         raise CheckpointError(f"tensor {own[0]} has no place in the model that config.json describes ({len(own)} such)")
     return rest

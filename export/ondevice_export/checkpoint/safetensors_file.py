@@ -126,6 +126,10 @@ class SafetensorsFile:
         return TensorEntry(name, dtype, shape, start + begin, nbytes)
 
 
+Stored = tuple[SafetensorsFile, TensorEntry]
+"""A tensor, and the file that has it."""
+
+
 def to_float32(data: bytearray, dtype: str, origin: str) -> npt.NDArray[np.float32]:
     """Decode the bytes of a BF16, F16 or F32 tensor to a flat float32 array; `origin` names the tensor in errors."""
     if dtype == "BF16":

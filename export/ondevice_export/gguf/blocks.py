@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.weight_format import INT4_TABLE, MXFP4, TABLES
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.mxfp4 import in_ascending_codes, scales_of
+from ondevice_export.checkpoint.quantized.mxfp4 import in_ascending_codes, scales_of
 
 Bytes = NDArray[np.uint8]
 

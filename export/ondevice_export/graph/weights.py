@@ -22,7 +22,7 @@ from ondevice.errors import CheckpointError
 from ondevice_export.calibration.rounding import Factors
 from ondevice_export.calibration.source import FactorSource
 from ondevice_export.checkpoint.named_tensors import NamedTensors
-from ondevice_export.checkpoint.quantized_modules import QuantizedModules
+from ondevice_export.checkpoint.quantized.gemma_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import Formats
 from ondevice_export.graph.graph_builder import GraphBuilder

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -23,24 +22,19 @@ from ondevice_export.checkpoint.directory import SafetensorsCheckpoint
 from ondevice_export.verify import verify
 from tests.conftest import ENGINES
 from tests.export.logits import logits_of_both
+from tests.fixtures.packed_models import packed_rows, quantise, saved
 
 Q = "model.layers.0.self_attn.q_proj"
 CASES = {"symmetric": (4, 32, True), "zeros": (4, 64, False), "channel": (4, 0, True), "bytes": (8, 32, True)}
 """Bits, weights of a group or 0 for whole rows, and whether weights are symmetric."""
 
 
-def packed_rows(codes: NDArray[np.int64], bits: int) -> torch.Tensor:
-    """int32[rows, ceil(width * bits / 32)] of codes, the lowest bits first."""
-    each = 32 // bits
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each))).reshape(len(codes), -1, each)
-    words = (padded << bits * np.arange(each)).sum(-1)
-    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
-
-
-def pack(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def pack(
+    weight: NDArray[np.float32], bits: int, group: int, symmetric: bool
+) -> tuple[dict[str, torch.Tensor], NDArray[np.float32]]:
     """The tensors of a matrix, without its name, and its weights as they are read."""
     rows, width = weight.shape
-    groups = weight.numpy().reshape(rows, -1, group or width)
+    groups = weight.reshape(rows, -1, group or width)
     low, high, top = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True), (1 << bits) - 1
     scales = torch.from_numpy(2 * np.abs(groups).max(-1, keepdims=True) / top if symmetric else (high - low) / top)
     scales = scales.to(torch.bfloat16)
@@ -54,58 +48,27 @@ def pack(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> tuple[
     }
     if not symmetric:
         tensors["weight_zero_point"] = packed_rows(zeros.squeeze(-1).T, bits).T.contiguous()
-    return tensors, torch.from_numpy(((codes - zeros) * found).astype(np.float32).reshape(rows, width))
+    return tensors, ((codes - zeros) * found).astype(np.float32).reshape(rows, width)
 
 
 def compress(directory: Path, model: Any, bits: int, group: int, symmetric: bool) -> Any:
-    """Replace the matrices of a saved model's layers by packed ones, and its weights by theirs."""
-    file, config = directory / "model.safetensors", json.loads((directory / "config.json").read_text())
-    tensors: dict[str, torch.Tensor] = {}
-    read: dict[str, torch.Tensor] = {}
-    for name, value in load_file(file).items():
-        read[name] = value
-        if name.endswith("_proj.weight"):
-            parts, read[name] = pack(value, bits, group, symmetric)
-            tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
-        else:
-            tensors[name] = value
-    save_file(read, file, {"format": "pt"})
-    model = type(model).from_pretrained(directory).eval()
-    save_file(tensors, file, {"format": "pt"})
+    """Replace the matrices of a saved model's layers by packed ones; the model with the weights that these have."""
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": group or None}
-    config["quantization_config"] = {
+    weights |= {"strategy": "group" if group else "channel", "dynamic": False}
+    config = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "ignore": ["lm_head"],
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
-                "weights": {**weights, "strategy": "group" if group else "channel", "dynamic": False},
+                "weights": weights,
                 "input_activations": None,
                 "output_activations": None,
             }
         },
     }
-    (directory / "config.json").write_text(json.dumps(config))
-    return model
-
-
-def saved(directory: Path, mixture: bool = False) -> Any:
-    """A model saved to a directory, all of whose rows have groups of 64 weights."""
-    fields: dict[str, Any] = {"vocab_size": 384, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
-    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
-    if mixture:
-        fields |= {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
-        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields))
-    else:
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.ndim > 1:
-                value.normal_(0.0, 1.0 if name.endswith("mlp.gate.weight") else 0.1)
-    model.save_pretrained(directory)
-    return model.eval()
+    return quantise(directory, model, lambda weight: pack(weight, bits, group, symmetric), config)
 
 
 @pytest.fixture(params=CASES)
@@ -190,7 +153,7 @@ def change(directory: Path, weights: dict[str, Any] | None = None, **fields: Any
         ({}, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "the sparsity 'sparse-24-bitmask' is not supported"),
         ({}, {"config_groups": {}}, "a quantization_config without config_groups is not supported"),
         ({}, {"config_groups": 3}, "config_groups is 3"),
-        ({}, {"quant_method": "awq"}, "weights quantised by 'awq' are not supported"),
+        ({}, {"quant_method": "fp8"}, "weights quantised by 'fp8' are not supported"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -233,7 +196,7 @@ def test_damaged_tensors(damage: str, tmp_path: Path) -> None:
 def test_a_comparison_with_the_original_is_refused(tmp_path: Path) -> None:
     compress(tmp_path / "model", saved(tmp_path / "model"), 4, 32, True)
     bundle = export(tmp_path / "model", tmp_path / "bundle")
-    with pytest.raises(UsageError, match="compressed-tensors are not loaded to compare with"):
+    with pytest.raises(UsageError, match="quantised by compressed-tensors are not loaded to compare with"):
         verify(bundle, tmp_path / "model", None, [[3, 5, 7]])
 
 

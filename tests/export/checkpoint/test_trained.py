@@ -21,8 +21,8 @@ from ondevice.engines.simd.program import BundleModels
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
-from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.quantized.gemma import read_quantization
 from ondevice_export.original import Original
 from tests.conftest import ROOT
 from tests.fixtures.tiny_models import VOCAB
@@ -167,7 +167,7 @@ def test_bundle_json_tells_how_the_weights_were_made(pair: tuple[str, Path]) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quant_method": "awq"}, "quantised by 'awq'"),
+        ({"quant_method": "fp8"}, "quantised by 'fp8'"),
         ({"num_bits": 3}, "num_bits is 3"),
         ({"module_quant_configs": {"mlp": {"num_bits": 8}}}, "weights of 8 bits"),
         ({"module_quant_configs": {"(": {}}}, "no regular expression"),

@@ -685,7 +685,7 @@ def test_options_that_contradict_a_file(llama: tuple[Path, Any], tmp_path: Path)
     with pytest.raises(UsageError, match="contradict"):
         export(path, tmp_path / "bundle", quantize="keep", head_bits=4)
     save_target(tmp_path / "target", "31b")
-    with pytest.raises(UsageError, match="keep is for GGUF files and compressed-tensors"):
+    with pytest.raises(UsageError, match="keep is for weights that are quantised already"):
         export(tmp_path / "target", tmp_path / "bundle", quantize="keep")
     command = [sys.executable, "-m", "ondevice", "export", str(path), "--verify"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

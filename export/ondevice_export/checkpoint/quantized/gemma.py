@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint import compressed, mxfp4
 from ondevice_export.checkpoint.json_fields import JsonFields
+from ondevice_export.checkpoint.quantized.methods import JOINED
 
 METHOD = "gemma"
 BITS = (2, 4, 8)
@@ -61,8 +61,8 @@ class GemmaQuantization:
 
 
 def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantization | None:
-    """Read `quantization_config` from a configuration; None for a checkpoint that is not quantised, or whose tensors
-    say which ones are (`mxfp4`, `compressed`).
+    """Read `quantization_config` from a configuration; None for a checkpoint that is not quantised, or whose
+    method is one of those in `methods.JOINED`.
 
     Args:
         config: `config.json`.
@@ -78,13 +78,12 @@ def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantizati
         return None
     fields = given.mapping("quantization_config", {})
     method = fields.data.get("quant_method")
-    if method in (mxfp4.METHOD, compressed.METHOD):
+    if given is outer and method in JOINED:
         return None
     if method != METHOD:
         raise CheckpointError(
             f"{fields.origin}: weights quantised by {method!r:.99} are not supported, only by "
-            f"{METHOD!r}, {mxfp4.METHOD!r} and {compressed.METHOD!r}: "
-            "export the original checkpoint"
+            f"{', '.join(JOINED)} and {METHOD}: export the original checkpoint"
         )
     bits = _bits(fields, 4)
     modules = fields.mapping("module_quant_configs", {})

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry
+from ondevice_export.checkpoint.json_fields import JsonFields
+from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, Stored, TensorEntry
 
 METHOD = "mxfp4"
 """`quant_method` of the `quantization_config` of such a checkpoint."""
@@ -99,9 +100,14 @@ class Mxfp4Entry:
 
 
 def join_blocks(
-    tensors: Mapping[str, tuple[SafetensorsFile, TensorEntry]], origin: str
+    tensors: Mapping[str, Stored], fields: JsonFields, origin: str
 ) -> dict[str, tuple[SafetensorsFile, TensorEntry | Mxfp4Entry]]:
     """The tensors of files by name, with one in place of each two that hold its codes and its scales.
+
+    Args:
+        tensors: the tensors of a checkpoint's files.
+        fields: its `quantization_config`, of which the method says all.
+        origin: what error messages call the checkpoint.
 
     Raises:
         CheckpointError: one of two is missing, or they have not one shape.

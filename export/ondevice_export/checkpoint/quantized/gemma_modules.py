@@ -17,7 +17,7 @@ from ondevice.bundle_format.tensor_table import Shapes, is_table
 from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.gemma_quantization import GemmaQuantization
+from ondevice_export.checkpoint.quantized.gemma import GemmaQuantization
 
 _OF_LINEAR = (".weight_scale", ".input_activation_scale", ".output_activation_scale")
 _OF_TABLE = (".embedding_quantized", ".embedding_scale")

@@ -17,34 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import JsonFields
-from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
-from ondevice_export.quantize import BLOCK
+from ondevice_export.checkpoint.quantized.grouped import SUPPORTED_BITS, WORD, GroupedEntry, GroupedRows, unpack
+from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, Stored, TensorEntry, to_float32
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 """`quant_method` and `format` of the `quantization_config` of such a checkpoint."""
 _PACKED, _SCALES, _ZEROS, _SHAPE, _ORDER = (
     f".weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")
 )
-_FORMS = {4: (INT4, INT4_AFFINE), 8: (INT8, None)}
-"""By the bits of a code: the bundle's formats of symmetric weights, and of the others."""
-_WORD = 32
-
-Stored = tuple[SafetensorsFile, TensorEntry]
-"""A tensor, and the file that has it."""
 
 
 @dataclass(frozen=True)
-class CompressedEntry:
-    """A matrix whose codes, scales and zeros are tensors of files.
+class CompressedEntry(GroupedEntry):
+    """A matrix that compressed-tensors has packed.
 
     Attributes:
         name: its name.
@@ -61,74 +52,53 @@ class CompressedEntry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.rows, self.packed.shape[1] * _WORD // self.bits
+        return self.packed.shape[0], self.packed.shape[1] * WORD // self.bits
 
     @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.packed.shape[0]
+    def groups(self) -> int:
+        return self.scales[1].shape[1]
 
     @property
-    def form(self) -> WeightFormat | None:
-        """The format in which a bundle stores it as it is; None if there is none."""
-        form, groups = _FORMS[self.bits][self.zeros is not None], self.scales[1].shape[1]
-        return None if form is None or self.shape[1] // groups % form.group else form
+    def symmetric(self) -> bool:
+        return self.zeros is None
 
-    def blocks(
-        self, file: SafetensorsFile, start: int, stop: int, step: int
-    ) -> tuple[NDArray[np.uint8], Float32Array, Float32Array | None]:
-        """Every `step`-th of the rows from `start` to `stop`: codes uint8[rows, width], and scales and minimums, the
-        weights of code 0, [rows, width / 32]; the latter None for symmetric weights.
-        """
-        codes, scales, zeros = self._read(file, start, stop, step)
-        repeats = self.shape[1] // scales.shape[1] // BLOCK
-        minimums = None if self.zeros is None else np.repeat(-zeros * scales, repeats, axis=1)
-        return codes, np.repeat(scales, repeats, axis=1), minimums
-
-    def numbers(self, file: SafetensorsFile, start: int, stop: int, step: int) -> Float32Array:
-        """The weights of the same rows, float32[rows, width]."""
-        codes, scales, zeros = self._read(file, start, stop, step)
-        grouped = codes.reshape(*scales.shape, -1).astype(np.float32)
-        with np.errstate(over="ignore"):  # infinite weights are refused where they are stored
-            weights: Float32Array = (grouped - zeros[..., None]) * scales[..., None]
-        return weights.reshape(codes.shape)
-
-    def _read(
-        self, file: SafetensorsFile, start: int, stop: int, step: int
-    ) -> tuple[NDArray[np.uint8], Float32Array, Float32Array]:
-        """Codes uint8[rows, width]; scales and the codes of 0, float32[rows, groups] or [1, 1]."""
+    def read(self, file: SafetensorsFile, start: int, stop: int, step: int) -> GroupedRows:
         count, stride = stop - start, 4 * self.packed.shape[1]
         packed = np.frombuffer(file.read(self.packed, start * stride, count * stride), np.uint8)
-        (scale_file, scales), groups = self.scales, self.scales[1].shape[1]
+        scale_file, scales = self.scales
         size = scales.nbytes // scales.shape[0]
         found = to_float32(scale_file.read(scales, start * size, count * size), scales.dtype, scales.name)
-        codes = _FORMS[self.bits][0].unpack(packed.reshape(count, -1)[::step])
-        return codes, found.reshape(count, groups)[::step], self._zeros(start, stop, step)
+        codes = unpack(packed.reshape(count, -1)[::step], self.bits)
+        return GroupedRows(codes, found.reshape(count, self.groups)[::step], self._zeros(start, stop, step))
 
     def _zeros(self, start: int, stop: int, step: int) -> Float32Array:
         """The codes of 0, float32[rows, groups], or [1, 1] of symmetric weights."""
         if self.zeros is None:
-            return np.full((1, 1), 1 << (self.bits - 1), np.float32)
+            return np.full((1, 1), self.middle, np.float32)
         file, entry = self.zeros
-        rows, each, size = np.arange(start, stop, step), _WORD // self.bits, 4 * entry.shape[1]
+        rows, each, size = np.arange(start, stop, step), WORD // self.bits, 4 * entry.shape[1]
         first, last = start // each, -(-stop // each)
         words = np.frombuffer(file.read(entry, first * size, (last - first) * size), np.uint32)
         words = words.reshape(-1, entry.shape[1])
         shifts = (self.bits * (rows % each)).astype(np.uint32)[:, None]
-        found: NDArray[np.uint32] = words[rows // each - first] >> shifts & np.uint32((1 << self.bits) - 1)
-        return found.astype(np.float32)
+        return (words[rows // each - first] >> shifts & np.uint32((1 << self.bits) - 1)).astype(np.float32)
 
 
-def join_compressed(
-    tensors: Mapping[str, Stored], config: Mapping[str, Any], origin: str
+def join_packed(
+    tensors: Mapping[str, Stored], fields: JsonFields, origin: str
 ) -> dict[str, tuple[SafetensorsFile, TensorEntry | CompressedEntry]]:
     """The tensors of files by name, with one in place of those that hold its codes, scales and zeros.
+
+    Args:
+        tensors: the tensors of a checkpoint's files.
+        fields: its `quantization_config`.
+        origin: what error messages call the checkpoint.
 
     Raises:
         CheckpointError: the format is not supported, or one of these tensors is missing or of another shape.
     """
     found: dict[str, tuple[SafetensorsFile, TensorEntry | CompressedEntry]] = dict(tensors)
-    bits = _read_bits(JsonFields(config, origin).mapping("quantization_config", {}))
+    bits = _read_bits(fields)
     for full in [name for name in tensors if name.endswith(_PACKED)]:
         base = full.removesuffix(_PACKED)
         if base + _ORDER in tensors:
@@ -171,7 +141,7 @@ def _read_bits(fields: JsonFields) -> set[int]:
             raise refuse("quantisation of activations")
         weights = group.mapping("weights", {})
         number = weights.integer("num_bits", 0, minimum=0)
-        if weights.data.get("type", "int") != "int" or number not in _FORMS:
+        if weights.data.get("type", "int") != "int" or number not in SUPPORTED_BITS:
             raise refuse(f"weights of the type {weights.data.get('type')!r:.99} of {number} bits")
         bits.add(number)
     if not bits:
@@ -185,13 +155,13 @@ def _bits_of(packed: TensorEntry, shape: Stored | None, bits: set[int]) -> int:
         file, entry = shape
         if entry.dtype == "I64" and entry.shape == (2,):
             width = int(np.frombuffer(file.read(entry, 0, entry.nbytes), np.int64)[1])
-            return next((each for each in bits if width * each == packed.shape[1] * _WORD), min(bits))
+            return next((each for each in bits if width * each == packed.shape[1] * WORD), min(bits))
     return min(bits)
 
 
 def _check(entry: CompressedEntry, origin: str) -> None:
     """Raise CheckpointError unless the tensors of a matrix fit each other."""
-    packed, scales, each = entry.packed, entry.scales[1], _WORD // entry.bits
+    packed, scales, each = entry.packed, entry.scales[1], WORD // entry.bits
     fits = packed.dtype == "I32" and len(packed.shape) == len(scales.shape) == 2 and 0 not in packed.shape
     fits = fits and scales.shape[0] == packed.shape[0] and scales.shape[1] > 0 and not entry.shape[1] % scales.shape[1]
     if fits and entry.zeros is not None:
