@@ -41,7 +41,7 @@ $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard 
 $(SMOLLM2)/bundle.json: $(VENV)/.run models/published.py $(wildcard models/smollm2-drafter/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
 	file=$$($(BIN)/python -m models.published smollm2) && $(BIN)/ondevice export "$$file" --drafter models/smollm2-drafter --out $(SMOLLM2)
 
-# Of the first drafts of this reply 55 % are accepted; in the mean of 84 prompts 54 % (benchmarks/results/published-models.md).
+# 55 % of this reply's first drafts are accepted; in the mean of 84 prompts 54 % (benchmarks/results/published-models.md).
 demo: $(SMOLLM2)/bundle.json
 	$(BIN)/ondevice generate $(SMOLLM2) --chat "What can I cook with rice, eggs and tomatoes?" --max-new-tokens 124 --temperature 0 --watch-drafts --compare
 

@@ -1,4 +1,4 @@
-"""Runs Gemma, Llama, Mistral and Qwen on CPUs, offline, with speculative decoding that never changes the output.
+"""Runs language models on CPUs, offline, with speculative decoding that never changes the output.
 
     import ondevice
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -184,6 +185,22 @@ EXPORTS = "bundles"
 def exports_directory() -> Path:
     """The parent directory of bundles that are exported without a place of their own."""
     return model_home() if os.environ.get("ONDEVICE_HOME") else Path(EXPORTS)
+
+
+GGUF = ".gguf"
+GGUF_PART = re.compile(r"(?P<name>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
+"""The name of one of the files that a large GGUF model was split into, such as `model-00001-of-00003.gguf`."""
+
+
+def name_of_export(path: Path, *, is_file: bool) -> str:
+    """The name of the bundle that `ondevice export` makes of a GGUF file or of a checkpoint's directory.
+
+    A directory `target` has its parent's name: a pair lies in directories `target` and `drafter`.
+    """
+    if is_file:
+        part = GGUF_PART.fullmatch(path.name)
+        return part["name"] if part else path.stem
+    return path.parent.name if path.name == "target" else path.name
 
 
 def is_bundle(location: str) -> bool:

@@ -36,7 +36,7 @@ class Piece:
 
     text : text of the answer. Text that was held back belongs to the token that released it
     origin : where the token comes from
-    token_id : None for text that was held back to the end of the reply, behind its last token
+    token_id : None for text that was held back to the end of the reply, after its last token
     """
 
     text: str
@@ -62,7 +62,7 @@ class Step:
     logprobs : one entry per token of `token_ids`, if requested
     prompt_logprobs : in the first step, one entry per token of the prompt after its first one, if requested
     pieces : `text`, token by token: one for every token of this round, while `token_ids` leaves out tokens that are
-        held back and those behind a stop string
+        held back and those after a stop string
     """
 
     text: str
@@ -225,7 +225,7 @@ class AsyncGeneration(AsyncIterator[Step]):
     """
 
     def __init__(self, generation: Generation) -> None:
-        import asyncio  # only here: a twentieth of the time to the first token of a process
+        import asyncio  # imported late: it takes 5 % of a process's time to its first token
 
         self._generation = generation
         self._steps: asyncio.Queue[Step | BaseException | None] = asyncio.Queue()
@@ -336,7 +336,7 @@ def steps(
     Args:
         rounds: token ids by round; closed at the end.
         stream: decodes the reply; None leaves the text empty.
-        stats: has counted the rounds. Tokens behind the end of the reply, which only drafts bring, are taken out of it.
+        stats: has counted the rounds. Tokens after the end of the reply, which only drafts bring, are taken out of it.
         check: called before each further round; an exception from it ends the generation.
     """
     held_ids: list[int] = []

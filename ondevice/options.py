@@ -143,8 +143,9 @@ class GenerationOptions:
     draft_sampling : how a draft model draws above temperature 0. `coupled` uses the target's noise, so a seed gives the
         same text as without drafts. `ratio` draws from the draft model's own distribution and verifies by the ratio
         rule: the text has the same distribution, but a seed gives another text, which depends on the draft lengths
-    num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, maximum of `auto`. None
-        takes the number that came with the bundle's MTP drafter, 4 without one and for a draft model, and for `auto` 16
+    num_assistant_tokens : draft length of the `constant` schedule, length that `heuristic` begins with in a model's
+        first generation, maximum of `auto`. None takes the number that came with the bundle's MTP drafter, 4 without
+        one and for a draft model, and for `auto` 16
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, and none if none do
     logits_processors : functions that change a row of logits before a token is chosen, for example to exclude tokens;
         for a drafted row they get the context that includes the draft
@@ -159,7 +160,7 @@ class GenerationOptions:
     tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
         call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
         not restrict the model; beside a `response_format`, it may call as with `auto`
-    parallel_tool_calls : whether a reply may have several calls; False ends it behind the first one
+    parallel_tool_calls : whether a reply may have several calls; False ends it after the first one
     image_tokens : the most tokens that each picture of the prompt may take: 70, 140, 280, 560 or 1120. More show more
         detail and take longer. None takes the model's own number, mostly 280
     on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later

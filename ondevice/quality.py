@@ -77,7 +77,7 @@ class Comparison:
         self._rows: list[tuple[float, float, float, float]] = []
 
     def add(self, logits: Float32Array, reference: Float32Array, following: Sequence[int]) -> None:
-        """Compare rows of logits [R, V] of both models, `following` being the token of the text behind each row."""
+        """Compare rows of logits [R, V] of both models, `following` being the token of the text after each row."""
         for row, token in enumerate(following):
             self._rows.append(_compared(logits[row], reference[row], token))
 
@@ -126,7 +126,7 @@ def measure(
     Args:
         engine: the engine of the model that is judged.
         reference: an engine with the same vocabulary.
-        token_ids: the text; what is left behind the last whole chunk is not used.
+        token_ids: the text; what is left after the last whole chunk is not used.
         first_token: the token that begins each chunk, in place of its own; None keeps that.
         progress: called with the number of tokens done and in total.
 

@@ -13,7 +13,7 @@ that follows instructions, and replies at temperature 1 are sampled from the who
 that of plain decoding; if one is not, the run fails.
 
 All settings run a prompt before the next one starts, each time beginning with another setting, and are compared turn by
-turn. The file of `--json` is written after each prompt; a run that was ended goes on behind the prompts that it has.
+turn. The file of `--json` is written after each prompt; a run that was ended goes on after the prompts that it has.
 
 `--gguf` measures llama.cpp too, by the package `xllamacpp`: without drafts, with each of its n-gram drafts, and, with
 `--mtp-gguf`, with MTP drafts of each length: of this length, ended by the least probability of `P_MIN`, and sampled.
@@ -171,7 +171,7 @@ def instructions() -> list[Scenario]:
 
 
 def behind_source(model: Model, prompt: Prompt, characters: int) -> Prompt:
-    """The token ids of a prompt behind this many characters of Python source."""
+    """The token ids of a prompt after this many characters of Python source."""
     if not characters:
         return prompt
     start, *ids = model.encode(prompt)

@@ -159,7 +159,7 @@ def main(gguf: str, threads: str, speculation: str) -> None:
     params = xllamacpp.CommonParams()
     params.model.path = gguf
     params.n_ctx, params.n_parallel = CONTEXT, 1
-    params.swa_full = True  # else a model with a window reads the whole prompt again behind a shared beginning
+    params.swa_full = True  # else a model with a window reads the whole prompt again after a shared beginning
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
     way = Speculation(**json.loads(speculation))
     if way != PLAIN:

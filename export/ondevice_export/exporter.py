@@ -312,5 +312,5 @@ def _disk_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, OndeviceError):
             raise
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise OndeviceError(f"the bundle could not be written to {out.parent}: {reason}; nothing was kept") from error
+        cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise OndeviceError(f"the bundle could not be written to {out.parent}: {cause}; nothing was kept") from error

@@ -154,7 +154,7 @@ _DEEPSEEK_R1: dict[str, Any] = {
 _BEHIND_A_MESSAGE = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|endoftext|>"]
 
 _HEADER = r"\s\w/?!\u2013\u2014"
-"""Characters of a header behind its channel. Sampled at temperature 1, gpt-oss also writes `commentary?` and dashes."""
+"""Characters of a header after its channel. Sampled at temperature 1, gpt-oss also writes `commentary?` and dashes."""
 
 _HARMONY: dict[str, Any] = {
     "defaults": {"role": "assistant"},
@@ -185,7 +185,7 @@ _HARMONY: dict[str, Any] = {
     },
 }
 """gpt-oss, whose replies are several messages, each with a header up to `<|message|>`: `<|channel|>analysis`, with
-thoughts; with a recipient, ` to=functions.NAME` before or behind the channel, a call; any other, text for the user.
+thoughts; with a recipient, ` to=functions.NAME` before or after the channel, a call; any other, text for the user.
 """
 
 _SEED_OSS: dict[str, Any] = {
@@ -227,7 +227,7 @@ _GRANITE_3: dict[str, Any] = {
         "content": {"close": ["<|end_of_text|>"], "content": "text"},
     },
 }
-"""Granite 3.0 to 3.3: all calls are one list, to the end of the reply. Behind the role, prompts may ask for citations
+"""Granite 3.0 to 3.3: all calls are one list, to the end of the reply. After the role, prompts may ask for citations
 or for a length.
 """
 
@@ -256,7 +256,7 @@ _GRANITE_33 = {
         "content": {"close_pattern": r"(?:</response>\s*|)<\|end_of_text\|>", "content": "text"},
     },
 }
-"""Letters enclose thoughts, and the answer behind them."""
+"""Letters enclose thoughts, and the answer after them."""
 
 _BEHIND_GLM = ["<|user|>", "<|observation|>", "<|endoftext|>", "<|assistant|>"]
 
@@ -308,7 +308,7 @@ _HYPERCLOVA: dict[str, Any] = {
     },
 }
 """HyperCLOVA X SEED Think 14B, whose replies are several messages: thoughts, an answer and a list of calls, told by
-what stands behind the role.
+what stands after the role.
 """
 
 TEMPLATES = (

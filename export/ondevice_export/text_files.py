@@ -117,7 +117,7 @@ def turn_ends(source: Path, tokenizer: Tokenizer | None) -> list[int]:
     """Ids of the tokens that end a turn in the checkpoint's chat template.
 
     Some checkpoints name the end of a text only in `eos_token_id`, and a reply would go on with a turn of the user.
-    Where a token for the end of a turn stands behind that of a message, as HyperCLOVA X's, the latter ends none.
+    Where a token for the end of a turn stands after that of a message, as HyperCLOVA X's, the latter ends none.
     """
     template = _template(source)
     if template is None or tokenizer is None:

@@ -196,7 +196,7 @@ def _compare(engine: Engine, original: Original, prompt: list[int], total: _Sums
         session.commit(range(stop - start))
         logits, hidden = outputs.logits, outputs.hidden[-1]
         expected = reference.logits[start:stop]
-        following = prompt[start + 1 : stop + 1]  # none behind the last row
+        following = prompt[start + 1 : stop + 1]  # none after the last row
         total.comparison.add(logits[: len(following)], expected[: len(following)], following)
         error = float(np.abs(logits - expected).max())
         total.error = error if not error <= total.error else total.error  # NaN stays

@@ -18,7 +18,7 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
 
 RATE = 16_000
-"""Samples per second that the tower hears."""
+"""Sampling rate of the tower's input, in Hz."""
 
 MAX_SAMPLES = 30 * RATE
 """Samples of a sound that the tower encodes at once: it was trained with no longer ones."""

@@ -18,14 +18,14 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
                                              convolutions the two halves, [1, Ss, channels / 2]. With an MTP layer,
                                              also the number of layers, for the halves of the projected hidden states,
                                              and the next number, for its keys and values
-    state_rows            float32 [T]        1, or 0 for a row behind which states stay as they are
-    state.N               float32 [1, value_heads, key_dim, value_dim]   for every layer N that has states, behind the
+    state_rows            float32 [T]        1, or 0 for a row after which states stay as they are
+    state.N               float32 [1, value_heads, key_dim, value_dim]   for every layer N that has states, after the
                                              committed tokens; the new rows are then a chain
     ->
     logits                float32 [R, V]     after the softcap
     hidden                float32 [R, H]     after the final norm; with an MTP layer, the residual stream before it.
                                              Input of the drafter and of heads
-    next_state.N                             `state` behind the new rows
+    next_state.N                             `state` after the new rows
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
 
@@ -137,7 +137,7 @@ def state(layer: int) -> str:
 
 
 def next_state(layer: int) -> str:
-    """The name of the output with the states of a layer behind the new rows."""
+    """The name of the output with the states of a layer after the new rows."""
     return f"next_state.{layer}"
 
 

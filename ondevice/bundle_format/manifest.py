@@ -107,7 +107,7 @@ class Manifest:
     vision: VisionEntry | None = None
     """The vision tower; None if the bundle reads no pictures, and `bundle.json` then has no such field."""
     audio: AudioEntry | None = None
-    """The audio tower; None if the bundle hears nothing, as for `vision`."""
+    """The audio tower; None if the bundle has none, as for `vision`."""
     add_bos: bool = True
     """Whether `bos_token_id` is put in front of a text that no chat template has rendered."""
     special_tokens: dict[str, str | None] = field(default_factory=dict)

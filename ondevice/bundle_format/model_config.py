@@ -67,7 +67,7 @@ class Target(Decoder):
     """None if the layers have no embeddings of their own."""
     mtp: Attention | None = None
     """The attention of an MTP layer whose keys and values every forward writes, for a drafter that reads them; None for
-    other drafters. Of a row with the embedded token e and the residual stream h of the row before it, behind the last
+    other drafters. Of a row with the embedded token e and the residual stream h of the row before it, after the last
     layer, they are projections of norm(x), where (`Qwen3_5MultiTokenPredictor` in vLLM)
 
         x = embedding_projection(norm(e)) + hidden_projection(norm(h))

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def typed_command() -> str:
-    """First word behind `ondevice` on the line that a shell asks to complete; "" while it is still being typed."""
+    """First word after `ondevice` on the line that a shell asks to complete; "" while it is still being typed."""
     from argcomplete.lexers import split_line
 
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]

@@ -237,6 +237,6 @@ def _comparison_line(comparison: Mapping[str, Any], drafted: Reply, plain: Reply
         at = first_difference(drafted.token_ids, plain.token_ids)
         verdict = f"THE TOKENS DIFFER from number {at + 1} on"
     if not comparison["speed_up"]:
-        return f"plain decoding: nothing to compare the speed of behind the first token; {verdict}"
+        return f"plain decoding: no tokens after the first to compare the speed of; {verdict}"
     speed = f"plain decoding: {comparison['plain_tokens_per_s']:.1f} tokens/s"
     return f"{speed}, with drafts {comparison['speed_up']:.2f}x as fast; {verdict}"

@@ -353,7 +353,7 @@ def _blocks_text(found: Mapping[str, Any]) -> str:
 
 
 def _head(head: Mapping[str, Any]) -> str:
-    where = f"for {head['offsets']} tokens" if head["layer"] is None else f"behind layer {head['layer']}"
+    where = f"for {head['offsets']} tokens" if head["layer"] is None else f"after layer {head['layer']}"
     return f"{head['kind']} {where}"
 
 

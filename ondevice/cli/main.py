@@ -277,7 +277,7 @@ def _overview() -> Parser:
     parser = Parser(
         prog="ondevice",
         examples="\n".join(COMMANDS[name].examples.split("\n")[1] for name in ("export", "generate", "chat")),
-        description="Runs Gemma, Llama, Mistral and Qwen on CPUs, with speculative decoding that changes no output.",
+        description="Runs language models on CPUs, with speculative decoding that changes no output.",
     )
     parser.add_argument("--version", action="version", version=f"ondevice {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)

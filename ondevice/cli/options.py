@@ -158,8 +158,8 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         "distribution, verified by rejection sampling: the text of a seed then depends on drafter and draft lengths",
     )
     text = (
-        "number of tokens per draft: of each with the schedule constant, of the first with heuristic (default: that of "
-        "the bundle's MTP drafter, else 4), at most with auto (default: 16)"
+        "number of tokens per draft: of each with the schedule constant, of a model's first with heuristic (default: "
+        "that of the bundle's MTP drafter, else 4), at most with auto (default: 16)"
     )
     add_count(group, "--num-assistant-tokens", text=text)
     group.add_argument(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ondevice.bundle import EXPORTS, MANIFEST, Bundle, exports_directory, is_bundle, model_home
+from ondevice.bundle import EXPORTS, GGUF, MANIFEST, Bundle, exports_directory, is_bundle, model_home, name_of_export
 from ondevice.cli import chat, generate
 from ondevice.cli.bundles import confirmed
 from ondevice.cli.main import FAILED, parse_args
@@ -15,8 +15,6 @@ from ondevice.cli.terminal.progress import byte_bar
 from ondevice.cli.terminal.style import note
 from ondevice.errors import UsageError, one_line
 from ondevice.machine import expanded
-
-GGUF = ".gguf"
 
 ANSWER_OPTIONS = (
     *("media", "tools", "tool_choice", "json_schema", "json_object", "regex", "choice", "lark"),
@@ -74,10 +72,10 @@ def _got(source: str, *, asks: bool) -> Path | None:
     is_repository = not path.exists() and source.count("/") == 1 and all(source.split("/"))
     if not (is_file or (path / "config.json").is_file() or is_repository):
         raise UsageError(
-            f"{source} is no bundle, no checkpoint, no .gguf file and no OWNER/NAME of the Hugging Face hub: "
+            f"{source} is neither a bundle nor a checkpoint, a .gguf file or an OWNER/NAME of the Hugging Face hub: "
             "`ondevice list` shows the bundles"
         )
-    name = path.name[: -len(GGUF)] if is_file else path.name if is_repository else path.resolve().name
+    name = path.name if is_repository else name_of_export(path if is_file else path.resolve(), is_file=is_file)
     for directory in dict.fromkeys((model_home(), Path(EXPORTS))):
         if _is_of(directory / name, source):
             return directory / name

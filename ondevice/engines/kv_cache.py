@@ -102,10 +102,10 @@ class KVCache:
         Args:
             types: layer index -> dtype of one unit of keys, and of values.
             max_rows: most rows that one forward appends.
-            slack: SLACK unless said otherwise; at least MARGIN.
             history: positions before the newest that must stay readable; None keeps all.
             views: the range of positions that the engine reads at once, in whole units.
             units: how rows lie in memory.
+            slack: SLACK unless said otherwise; at least MARGIN.
         """
         self.base = 0
         self._history = history
@@ -185,7 +185,7 @@ class KVCache:
         """The rows that a sequence of `length` tokens needs, and MARGIN more, as views: the next forward may change
         them.
 
-        read : the number of tokens that its states are behind; a forward may read rows from there on again
+        read : the number of tokens that its states include; a forward may read rows from there on again
         """
         base = max(self.base, self._least(length, read))
         kept = self._kept(base, length)

@@ -126,7 +126,7 @@ def free_sub_layers(target: Target) -> list[SubLayer]:
 
     If layers share caches: those of layers without a cache of their own. They write no keys and values, so drafted rows
     leave the same ones as a whole forward. Otherwise: those of all layers but the first and the last, as in SWIFT; none
-    of a model with states, which would be behind the drafted rows of such a path.
+    of a model with states, which would include the drafted rows of such a path.
     """
     if target.states:
         return []

@@ -207,7 +207,7 @@ class OrtSession(CachedSequence):
         return self._run(rows, self.length)
 
     def _run(self, rows: Rows, length: int) -> tuple[Float32Array, Float32Array]:
-        """Run rows behind `length` tokens."""
+        """Run rows after `length` tokens."""
         bound, tree, wanted, target = self._bound, rows.tree, rows.wanted, self.engine.target
         needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
         if self.engine.pads_single_rows:
@@ -316,7 +316,7 @@ class OrtSession(CachedSequence):
 
 
 def _at_least_two(tree: TokenTree) -> TokenTree:
-    """The tree, or a single row twice: the copy's keys and values lie behind the row's and are never committed."""
+    """The tree, or a single row twice: the copy's keys and values lie after the row's and are never committed."""
     return tree if len(tree) > 1 else TokenTree(np.repeat(tree.tokens, 2), np.array([ROOT, ROOT], np.int64))
 
 
@@ -402,7 +402,7 @@ class OrtEngine:
 
     def load_session(self, path: str | PathLike[str]) -> OrtSession:
         session = self.open_session()
-        session.load(path, self.target.vocab_size, self.context_length - 1)
+        session.load(path, self.target.vocab_size, self.context_length)
         return session
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:

@@ -85,7 +85,7 @@ class CachedSequence(ABC):
 
     @property
     def unread(self) -> Sequence[int]:
-        """The last committed tokens that the states are not behind: they pass them in the next forward."""
+        """The last committed tokens, which the recurrent states do not include yet; the next forward adds them."""
         return self._tokens[self._read :]
 
     @property
@@ -195,7 +195,7 @@ class CachedSequence(ABC):
 
     @property
     def _read(self) -> int:
-        """The number of tokens that the states are behind; all of them without states."""
+        """The number of tokens that the states include; all of them without states."""
         return self.length if self._states is None else self._states.length
 
     def draft_position(self, depth: int) -> int:

@@ -74,7 +74,7 @@ def write(
         origin: the settings that the rows depend on.
         tokens: the committed tokens.
         held: their rows, by kind of attention.
-        states: the states of layers with the gated delta rule, behind some of the tokens; None without any.
+        states: the states of layers with the gated delta rule, after some of the tokens; None without any.
 
     Raises:
         OSError: it cannot be written, or is something other than a file, such as a device, which must not be replaced.

@@ -1,10 +1,10 @@
 """The states of layers with the gated delta rule, of one sequence.
 
-Unlike keys and values, a state has no rows that could be dropped: it is that of all tokens up to one position. So a
-sequence has two of each layer: behind the tokens that a forward was given as committed, and behind all its rows. Where
-the rows are committed as a whole, the second is the next forward's first. Else the first passes the committed rows of
-this one in the next forward: in `simd` alone, by keys, values and gates that the convolution's cache has, in `ort` with
-all layers, which run them again.
+Unlike keys and values, a state has no rows that could be dropped: it includes all tokens up to one position. So each
+layer has two: the *present* one, after the committed tokens, and the *following* one, after all rows of the last
+forward. If all rows of a chain are committed, the two change places (`advance`). Otherwise the present state catches up in the
+next forward: `simd` applies the keys, values and gates that the convolution's cache has kept, `ort` runs those tokens
+again through all layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ondevice.engines.kv_cache import mapped
 
 @dataclass
 class HeldStates:
-    """The states behind `length` tokens, by layer."""
+    """The states after `length` tokens, by layer."""
 
     length: int
     arrays: Mapping[int, Float32Array]
@@ -35,7 +35,7 @@ class RecurrentStates:
 
     Attributes:
         lost: whether the present states may be of no length, after an interrupt while they were replaced.
-        most_rows: most rows of a forward, so most committed tokens that the states are not behind.
+        most_rows: most rows of a forward, so most committed tokens that the states do not include.
     """
 
     def __init__(self, shapes: Mapping[int, tuple[int, ...]], most_rows: int) -> None:
@@ -56,7 +56,7 @@ class RecurrentStates:
 
     @property
     def length(self) -> int:
-        """The number of tokens that the present states are behind."""
+        """The number of tokens that the present states include."""
         return self._at[1]
 
     @property
@@ -64,12 +64,12 @@ class RecurrentStates:
         return list(self._buffers)
 
     def present(self, layer: int) -> Float32Array:
-        """The states behind `length` tokens, which a forward reads."""
+        """The states after `length` tokens, which a forward reads."""
         array: Float32Array = self._buffers[layer][self._at[0], 0]
         return array
 
     def following(self, layer: int) -> Float32Array:
-        """The states that a forward writes, behind all its rows."""
+        """The states that a forward writes, after all its rows."""
         array: Float32Array = self._buffers[layer][1 - self._at[0], 0]
         return array
 
@@ -79,11 +79,11 @@ class RecurrentStates:
         return self._addresses[:, :: -1 if self._at[0] else 1]
 
     def advance(self, length: int) -> None:
-        """Make the following states, behind `length` tokens, the present ones."""
+        """Make the following states, after `length` tokens, the present ones."""
         self._at = (1 - self._at[0], length)
 
     def replaced(self, length: int) -> None:
-        """The present states were replaced by those behind `length` tokens; `lost` was set before."""
+        """The present states were replaced by those after `length` tokens; `lost` was set before."""
         self._at = (self._at[0], length)
         self.lost = False
 

@@ -28,7 +28,7 @@ from ondevice.generate.drafters.protocol import Drafter, Forecast
 from ondevice.generate.stats import IdleReason, Round
 
 MAX_DRAFT = 16
-"""Tokens that `heuristic` and `auto` draft at most."""
+"""Most tokens of a draft with `auto`, unless the caller chose a number; the length up to which `heuristic` grows."""
 
 START_DRAFT = 4
 """Tokens that `constant` and `heuristic` draft at first where the caller did not choose a number."""
@@ -322,8 +322,8 @@ def make_controller(name: str, num_assistant_tokens: int | None, costs: Costs) -
 
     Args:
         name: `constant`, `heuristic` or `auto`.
-        num_assistant_tokens: tokens per draft for `constant`, in the first draft for `heuristic`, at most for `auto`;
-            None for the controller's own default.
+        num_assistant_tokens: tokens per draft for `constant`, in the controller's first draft for `heuristic`, at most for
+            `auto`; None for the controller's own default.
         costs: what it reads and updates.
 
     Raises:

@@ -48,8 +48,8 @@ mean of 48, relative to the last eight forwards with other numbers of rows, draf
 on a virtual machine (`test_auto_does_so_where_other_programs_run_at_times`)."""
 
 KNOWN_WEIGHT = 2
-"""Measurements that a cost needs to be told to another process. There it is worth as many, and one once there are own
-ones."""
+"""A cost is saved for other processes after this many measurements. A process that loads it weighs it as this many, and
+as one after its first own measurement."""
 
 TIMINGS = 3
 """Drafts that a process times before it believes that their cost is too high: the first one bears the reading of the

@@ -93,8 +93,8 @@ def generate(
     speculation.begin(tokens, first, outputs)
     tokens += _up_to_end([first], limits.stop_ids, sampler.constraint)
     reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
-    seconds, found = sum(clock.lap().values()), _look_up(logprobs, [first], outputs, path)
-    yield replace(prefill, token_ids=(first,), seconds=seconds, logprobs=found, finish_reason=reason)
+    seconds, looked_up = sum(clock.lap().values()), _look_up(logprobs, [first], outputs, path)
+    yield replace(prefill, token_ids=(first,), seconds=seconds, logprobs=looked_up, finish_reason=reason)
 
     # Decoding rounds.
     while reason is None:
@@ -124,8 +124,8 @@ def generate(
             speculation.report(drafters, outputs, path)
 
         rounds = _rounds(draft, verdict, emitted, outputs, clock.lap(), source=speculation.source)
-        found = _look_up(logprobs, emitted, outputs, path)
-        rounds[-1] = replace(rounds[-1], idle=speculation.idle, logprobs=found, finish_reason=reason)
+        looked_up = _look_up(logprobs, emitted, outputs, path)
+        rounds[-1] = replace(rounds[-1], idle=speculation.idle, logprobs=looked_up, finish_reason=reason)
         speculation.learn(rounds)
         yield from _then_raise(rounds, verdict.error, limits)
 
@@ -485,8 +485,8 @@ def _rounds(
     count, rounds, begin = len(outputs.verdicts), list[Round](), 0
     drafting = outputs.seconds * outputs.draft_share
     own = seconds["forward"] / count - drafting
-    for found in outputs.verdicts:
-        drafted, depth, accepted = found.drafted, found.depth, found.accepted
+    for draft_verdict in outputs.verdicts:
+        drafted, depth, accepted = draft_verdict.drafted, draft_verdict.depth, draft_verdict.accepted
         part = tuple(emitted[begin : begin + accepted + 1])
         begin += len(part)
         rounds.append(
@@ -494,7 +494,7 @@ def _rounds(
                 part,
                 drafted=drafted,
                 accepted=min(accepted, len(part)),
-                corrected=found.hits == accepted < min(depth, len(part)),
+                corrected=draft_verdict.hits == accepted < min(depth, len(part)),
                 depth=depth,
                 source=source if drafted else NO_DRAFT.source,
                 rows=1 + drafted,

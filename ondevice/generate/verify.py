@@ -24,7 +24,7 @@ class Verdict:
 
     path : rows of the forward to commit, ascending; row 0 is the newest token, row i + 1 is node i of the draft
     emitted : tokens that now follow: the accepted ones, then the target's own; as many as there are rows in `path`
-    error : the exception that plain decoding would end with behind these tokens; None if there is none
+    error : the exception that plain decoding would end with after these tokens; None if there is none
     """
 
     path: tuple[int, ...]

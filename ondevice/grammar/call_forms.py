@@ -1,12 +1,12 @@
 """The forms in which models write tool calls, told by the tokenizer's control tokens, and their grammars.
 
 Gemma 4 has a syntax of its own, `gemma_calls`. Qwen writes a JSON object between two control tokens, or, where its chat
-template says so, `tagged_calls`; Llama 3 nothing but a JSON object. Mistral writes a list of such objects behind a
-control token, and its models since 2025 the name and the arguments of each call behind one of their own. gpt-oss writes
+template says so, `tagged_calls`; Llama 3 nothing but a JSON object. Mistral writes a list of such objects after a
+control token, and its models since 2025 the name and the arguments of each call after one of their own. gpt-oss writes
 one call as a message of its own, which ends a reply. LFM2 writes a list between two control tokens, of calls as in
 Python, `python_calls`. Granite 3 writes a list of objects as Mistral does, Granite 4 objects as Qwen does, and EXAONE 4
 the same without line breaks; Seed-OSS writes `tagged_calls`, and GLM-4 a name in front of the first line break and the
-arguments behind it.
+arguments after it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _granite_3(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]
 
 
 def _listed(tools: Iterable[Mapping[str, Any]], opening: str) -> CallForm:
-    """A list of JSON objects behind a Lark expression."""
+    """A list of JSON objects after a Lark expression."""
     begun, listed = f'{opening} "["', f"listed: {_json_calls(tools, 'arguments', '', '')}"
     return CallForm(f'{begun} listed "]"', f'{begun} listed (", " listed)* "]"', listed)
 
@@ -138,7 +138,7 @@ def _json_calls(tools: Iterable[Mapping[str, Any]], key: str, before: str, after
 
 
 def _harmony(control_ids: Mapping[str, int], tools: Iterable[Mapping[str, Any]]) -> CallForm:
-    """Calls behind `<|start|>assistant`: the function's name before or behind the channel, as its own template writes
+    """Calls after `<|start|>assistant`: the function's name before or after the channel, as its own template writes
     it, and as the models do.
     """
     channel, constrain, message = (f"<[{control_ids[text]}]>" for text in _HARMONY)

@@ -91,7 +91,7 @@ class Compiler:
         return Matcher(coming.result, len(prompt_ids), self._vocab_size)
 
     def _tail(self, prompt_ids: Sequence[int]) -> str:
-        """Text of the prompt behind its last control token, or as much as may begin thoughts."""
+        """Text of the prompt after its last control token, or as much as may begin thoughts."""
         if self._vocabulary is None:
             return ""
         controls, last = set(self._control_ids.values()), list[int]()
@@ -168,11 +168,11 @@ class Matcher:
     checking a draft, drafting and verifying need the same ones.
 
     To go back is to copy the matcher again. llguidance's `rollback` (up to 1.9.1) goes back by the lengths of the
-    tokens' texts, which is the wrong place behind a forced `<[id]>` that is no control token, and it fails for grammars
+    tokens' texts, which is the wrong place after a forced `<[id]>` that is no control token, and it fails for grammars
     with `stop` or `max_tokens`.
 
     Masks are computed row by row as verification reaches them. That suffices for trees, and computes no mask for rows
-    behind a token that the target refuses, as llguidance's call for all rows of a chain would.
+    after a token that the target refuses, as llguidance's call for all rows of a chain would.
 
     Where the grammar allows only one text, its tokens must be those that the tokenizer makes of it, not others of the
     same characters: the model was trained on these, and they can be drafted.
@@ -189,9 +189,9 @@ class Matcher:
         self._made = made
         self._words = (vocab_size + 31) // 32
         self._taken: LLMatcher
-        """Behind the taken tokens."""
+        """After the taken tokens."""
         self._matcher: LLMatcher
-        """Behind `_ahead`: `_taken` itself, or a copy."""
+        """After `_ahead`: `_taken` itself, or a copy."""
         self._ahead: list[int] = []
         self._states: list[_State] = []
         """States after the taken tokens, and after each token of `_ahead`."""

@@ -47,7 +47,7 @@ _CONTROL = re.compile(r"(<\|?/?[\w:]+\|?>|\[/?\w+\])")
 """A control token in marks."""
 
 _SPELLED = r"/(?s:.*)<\/think>/"
-"""Thoughts that letters enclose, behind their opening."""
+"""Thoughts that letters enclose, after their opening."""
 
 _BEFORE_ANSWER = "<|assistant|>", "<|observation|>"
 """Control tokens of models whose answers begin with a line break, GLM-4's and GLM-Z1's; the former begins a message."""
@@ -85,7 +85,7 @@ class Parts:
             end_ids: tokens that end a reply.
             thinks: whether the reply may begin with thoughts. None: only a reply of messages may, whose model has no
                 other way.
-            tail: text of the prompt behind its last control token.
+            tail: text of the prompt after its last control token.
         """
         marks = next((each for each in _MARKS if control_ids.keys() >= set(_CONTROL.findall("".join(each)))), None)
         if marks is None and control_ids.keys() >= set(_BEFORE_ANSWER):

@@ -15,7 +15,7 @@ _OTHER = "|".join(
     f"{PARAMETER_END[1:length]}(?:[^<{PARAMETER_END[length]}][^<]*)?" for length in range(1, len(PARAMETER_END))
 )
 _UNENDED = pattern(f"[^<]*(?:<(?:{_OTHER}))*")
-"""Texts without the tag behind a value: behind each `<` something else follows. As a complement (`~`) it takes too many
+"""Texts without the tag after a value: after each `<` something else follows. As a complement (`~`) it takes too many
 steps beside a `maxLength`.
 """
 
@@ -36,7 +36,7 @@ class TaggedCalls(CallRules):
     comma = ", "
     words: ClassVar[Mapping[str, str]] = {word: quoted(word) for word in _WORDS}
     end: ClassVar[str] = f"\n{PARAMETER_END}\n"
-    """Text behind a value."""
+    """Text after a value."""
     plain: ClassVar[str] = _UNENDED
     """Pattern of the texts that a string may be."""
 
@@ -67,7 +67,7 @@ class TaggedCalls(CallRules):
         return f"({brackets.any_key} {self._argument(others)})*"
 
     def _argument(self, schema: Schema) -> str:
-        """A rule for a value of this schema and the tag behind it."""
+        """A rule for a value of this schema and the tag after it."""
         if isinstance(schema, Mapping) and "$ref" in schema:
             return self._referred(schema["$ref"], self._argument)
         return self.rule(" | ".join(self._forms(schema if isinstance(schema, Mapping) else {})))

@@ -5,7 +5,7 @@ first, and what is too large is refused before it is decoded. Transparent pixels
 rotation (EXIF) is applied, and of an animation the first frame is taken.
 
 A picture has as many soft tokens upright as on its side, so the rotation is looked up when it is decoded: a PNG file
-may have it behind its pixels, and Pillow decodes these to find it.
+may have it after its pixels, and Pillow decodes these to find it.
 """
 
 from __future__ import annotations

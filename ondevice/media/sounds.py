@@ -156,7 +156,7 @@ class Sound:
             )
 
     def piece(self, index: int) -> Samples:
-        """Decode 30 seconds of it, and what the conversion needs before and behind them.
+        """Decode 30 seconds of it, and what the conversion needs before and after them.
 
         Pieces are decoded in their order: an earlier one than the last begins at the first again, since no decoder
         finds a place of an MP3 file exactly. Nothing is kept after the last.

@@ -105,7 +105,7 @@ class Frames:
         with self._opened() as stream:
             width, height = stream.codec_context.width, stream.codec_context.height
             rate = float(stream.average_rate or USUAL_RATE)
-            # An edit list discards packets: they are decoded for the frames behind a cut, and show none themselves.
+            # An edit list discards packets: they are decoded for the frames after a cut, and show none themselves.
             packets = stream.container.demux(stream)
             chosen = evenly(sum(packet.size > 0 and not packet.is_discard for packet in packets))
         if not chosen:

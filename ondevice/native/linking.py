@@ -3,7 +3,7 @@
 LLVM writes ELF for any system, with that system's calling convention, so one linker of few relocations is enough: those
 of position-independent code without variables, in the small code model. A relocation of another type ends the build.
 
-Calls of C functions go through a stub behind the code, which jumps to an address in the block's table; some code reads
+Calls of C functions go through a stub after the code, which jumps to an address in the block's table; some code reads
 an address from there instead:
 
     sections: code, constants | stubs | table of addresses

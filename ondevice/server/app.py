@@ -208,7 +208,7 @@ class Endpoints:
         return await self._queue.work(json_response, response.whole())
 
     async def response(self, request: Request) -> Response:
-        """A background response as far as it is written, or its events behind one of a number."""
+        """A background response as far as it is written, or its events after one of a number."""
         response = self._background.find(request.path_params["id"])
         query, last = request.query_params, request.headers.get("last-event-id")
         after = query.get("starting_after", last)

@@ -63,7 +63,7 @@ class StoredResponse:
         return self._whole
 
     async def follow(self, after: int) -> AsyncIterator[str]:
-        """The events behind one of this number, those of the past at once, and comments where nothing happens."""
+        """The events after one of this number, those of the past at once, and comments where nothing happens."""
         position = after + 1
         while True:
             grown = self._grown

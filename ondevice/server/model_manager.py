@@ -7,6 +7,7 @@ methods belong to one event loop; loading runs in other threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ THINKS = re.compile(rf"{THINKING}|{EFFORT}|{BUDGET}|\bif {THINKING_TOO}\b")
 """A template's variable for thoughts."""
 
 LATEST = ":latest"
-"""Ollama's clients write it behind the name of a model without a tag."""
+"""Ollama's clients write it after the name of a model without a tag."""
 
 
 class StoppedError(Exception):
@@ -130,7 +131,7 @@ class Memory:
     """Room for models in memory. Where a model needs more than is left, those that were not used for longest go first.
 
     `turn` is held from the arrival of a request until it has its model, or begins to load it: requests for models in
-    memory wait behind one for which there is no room yet. So it gets its turn when the replies before it have ended.
+    memory wait after one for which there is no room yet. So it gets its turn when the replies before it have ended.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -268,7 +269,8 @@ class ModelManager:
                 raise
         try:
             if self._loading is not None:
-                await asyncio.shield(self._loading)  # all requests wait for the same load, which none can cancel
+                with contextlib.suppress(StoppedError):  # said by `check_open`
+                    await asyncio.shield(self._loading)  # all requests wait for the same load, which none can cancel
             self.check_open()
             assert self._model is not None
         except BaseException:

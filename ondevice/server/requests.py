@@ -55,11 +55,12 @@ MAX_STOP_CHARACTERS = 256
 
 MAX_BIASES = 1024
 """Most entries of `logit_bias`."""
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 NO_LIMIT = (-1, -2)
 """Token limits of llama.cpp and Ollama that are none: to the end of the reply, or of the context."""
 
-MAX_DRAFT = 64
+MAX_ASSISTANT_TOKENS = 64
 """Highest `num_assistant_tokens`."""
 
 MAX_CHOICES = 64
@@ -149,7 +150,7 @@ def read_request(
     # a name, never a path: clients must not be able to open files of this machine
     if (drafter := fields.choice("drafter", registry.names())) is not None:
         options["drafter"] = drafter
-    if (drafted := fields.whole("num_assistant_tokens", 1, MAX_DRAFT)) is not None:
+    if (drafted := fields.whole("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)) is not None:
         options["num_assistant_tokens"] = drafted
     fields.refuse("llama.cpp's GBNF is not supported: use `response_format`, which also takes `lark`", "grammar")
     if "json_schema" in fields:  # llama.cpp's short form
@@ -245,19 +246,22 @@ def _sampling(fields: RequestFields) -> GenerationKeywords:
         options["seed"] = seed
     if fields.flag("ignore_eos"):
         options["ignore_eos"] = True
-    if biases := fields.get("logit_bias"):
-        options["logit_bias"] = _biases(fields, biases)
+    if biases := _biases(fields):
+        options["logit_bias"] = biases
     return options
 
 
-def _biases(fields: RequestFields, biases: Any) -> dict[int, float]:
+def _biases(fields: RequestFields) -> dict[int, float]:
     """Biases by token id, from OpenAI's object or llama.cpp's list of pairs."""
-    try:
-        if len(biases) > MAX_BIASES:
-            raise fields.wrong("logit_bias", f"at most {MAX_BIASES} token ids with biases")
-        return {int(token): bias for token, bias in (biases.items() if isinstance(biases, dict) else biases)}
-    except (ValueError, TypeError, OverflowError) as error:
-        raise fields.wrong("logit_bias", "an object of token ids and biases") from error
+    given = fields.get("logit_bias", {})
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise fields.wrong("logit_bias", "an object of token ids and biases")
+    if len(pairs) > MAX_BIASES:
+        raise fields.wrong("logit_bias", f"at most {MAX_BIASES} token ids with biases")
+    if not all(type(token) is int or (isinstance(token, str) and _TOKEN_ID.fullmatch(token)) for token, _ in pairs):
+        raise fields.wrong("logit_bias", "an object of token ids and biases")
+    return {int(token): bias for token, bias in pairs}
 
 
 class RequestFields(Mapping[str, Any]):

@@ -33,7 +33,7 @@ WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fals
 
 
 def _string(mark: str, name: str) -> str:
-    """A pattern of Python's strings between these quotes, or three of them, with line breaks too. A quote behind which
+    """A pattern of Python's strings between these quotes, or three of them, with line breaks too. A quote after which
     nothing follows that may follow a string is part of it: templates write texts between quotes as they are, `'It's'`.
 
     Without possessive repeats, which Python before 3.11.5 does not match in groups.
@@ -68,7 +68,7 @@ def json_value(text: str, marks: Sequence[tuple[str, str]] = (), *, bare_keys: b
     """
     pairs = [(re.escape(opening), re.escape(closing)) for opening, closing in marks]
     strings = [f"{opening}(?P<string{n}>.*?){closing}" for n, (opening, closing) in enumerate(pairs)]
-    # a string without an end is searched for once, not again at each opening behind it
+    # a string without an end is searched for once, not again at each opening after it
     openings = "|".join(['"', *(opening for opening, _ in pairs)])
     apart = rf'[^"\[\]{{}},:{re.escape("".join(mark for pair in marks for mark in pair))}]'
     key = [rf"(?<=[{{,])(?P<key>{apart}+)(?=:)"] if bare_keys else []
@@ -167,7 +167,7 @@ class _Python:
         raise ValueError("no value")
 
     def _bracketed(self, depth: int) -> Any:
-        """A tuple, or a single value without a comma behind it."""
+        """A tuple, or a single value without a comma after it."""
         if self._takes(")"):
             return []
         first = self._value(depth)

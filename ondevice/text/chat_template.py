@@ -401,7 +401,7 @@ def _json(value: Any) -> str:
 
 
 def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages with one call each, and behind each call its results, which all came behind the last one."""
+    """The messages with one call each, and after each call its results, which all came after the last one."""
     made: list[Message] = []
     at = 0
     while at < len(messages):

@@ -115,7 +115,7 @@ class TextCodec:
         Args:
             is_chat: whether the prompt is a list of messages. The reply to another one continues its text, unless the
                 prompt opens a reply by itself.
-            single_call: whether the reply ends behind its first tool call.
+            single_call: whether the reply ends after its first tool call.
             continues: whether it continues the last message.
             calls: whether it may be calls; False for an answer of some form, which can look like Llama's.
             tools: declarations of the functions that may be called.

@@ -154,7 +154,7 @@ def begun_answer(messages: Sequence[Message]) -> str:
         messages: checked ones. Parts of the last one that are no text, such as pictures, add nothing.
 
     Raises:
-        PromptError: it is no assistant's message, or has tool calls, behind which no text goes on.
+        PromptError: it is no assistant's message, or has tool calls, after which no text goes on.
     """
     last = messages[-1]
     if last["role"] != "assistant":

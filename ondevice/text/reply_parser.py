@@ -89,8 +89,8 @@ class ReplyParser:
         Args:
             begun: the part of the reply that the prompt has already, from `begun_reply`.
             tools: declarations of the functions that may be called, for values whose text does not tell their type.
-            ends_calls: whether the end of the reply may stand for the control token behind a call: a grammar ends a
-                reply where it is complete, without the token behind Llama's calls.
+            ends_calls: whether the end of the reply may stand for the control token after a call: a grammar ends a
+                reply where it is complete, without the token after Llama's calls.
         """
         self._template = template
         self._tools = tools
@@ -163,10 +163,10 @@ class ReplyParser:
         return given.then(self._leave(""))
 
     def _begin(self, field: Field | None, delimiter: Delimiter | None = None, ended: Field | None = None) -> None:
-        """Begin a part of a reply behind a delimiter: what a field holds, or None for text that is dropped.
+        """Begin a part of a reply after a delimiter: what a field holds, or None for text that is dropped.
 
-        Behind the beginning of a message an answer begins: gpt-oss may leave out the header, as where a system message
-        demands nothing but JSON. So it does behind thoughts that are no message of their own, as GLM-Z1's.
+        After the beginning of a message an answer begins: gpt-oss may leave out the header, as where a system message
+        demands nothing but JSON. So it does after thoughts that are no message of their own, as GLM-Z1's.
 
         Args:
             ended: the field that the delimiter closed, if it closed one.
@@ -211,7 +211,7 @@ class ReplyParser:
         return place if self._may_begin(field, text[at:place]) else len(text)
 
     def _may_begin(self, field: Field | None, before: str) -> bool:
-        """Whether a field may begin behind this text of the current one: a header has nothing before it, and thoughts
+        """Whether a field may begin after this text of the current one: a header has nothing before it, and thoughts
         nothing in the whole reply where letters open them, which an answer may spell.
         """
         if field is None or not (self._is_header or field.comes_first):

@@ -12,7 +12,7 @@ from ondevice.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 class ReplyStream:
-    """Detokenises, parses and cuts a reply at a stop string or behind a call.
+    """Detokenises, parses and cuts a reply at a stop string or after a call.
 
     Call `feed` with the token ids of each round, and `finish` at the end; the sum of the results is the reply. Without
     a parser all of it is text. Stop strings are searched for in the answer, not in thoughts and calls: a line break
@@ -30,7 +30,7 @@ class ReplyStream:
     ) -> None:
         """
         Args:
-            single_call: whether the reply ends behind its first tool call.
+            single_call: whether the reply ends after its first tool call.
             before: the last token of the text that the reply continues; none where it begins a text.
         """
         self._detokenizer = Detokenizer(tokenizer, before)
@@ -61,7 +61,7 @@ class ReplyStream:
         return self._fed if self._called else self._stops.final_tokens
 
     def feed(self, token_ids: Iterable[int]) -> Parsed:
-        """The text, thoughts and calls that these tokens make final. Tokens behind the end of the reply are ignored."""
+        """The text, thoughts and calls that these tokens make final. Tokens after the end of the reply are ignored."""
         given = Parsed()
         for token_id in token_ids:
             if self.stopped:

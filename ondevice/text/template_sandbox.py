@@ -71,7 +71,7 @@ REMOVED_METHODS = frozenset({
 """The same among the methods of texts, numbers, dictionaries and their views."""
 
 FIELD = re.compile(r"(?s)(?P<star>%(?:\(|[-+ #0]*+(?:\d*+\.)?+\*))|%[-+ #0]*+\d*+(?:\.\d*+)?+[hlL]?.")
-"""A field of `%`, as Python reads them; `star`: its width or precision is a star, or may be one behind a name."""
+"""A field of `%`, as Python reads them; `star`: its width or precision is a star, or may be one after a name."""
 
 SCOPES = ("_loop_vars", "_block_vars")
 """Arguments that jinja2 adds to a call inside a loop or a block: the variables there."""

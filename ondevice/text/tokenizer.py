@@ -21,7 +21,7 @@ LONG = 1 << 14
 """Characters from which a text is encoded without keeping other threads from running."""
 
 INSIDE = "\x00"
-"""A character that no token has together with others, so that it changes none behind it."""
+"""A character that no token has together with others, so that it changes none after it."""
 
 MAX_AT_ONCE = 1 << 12
 """Texts that are encoded at once: each takes a kilobyte."""
@@ -39,7 +39,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 class Found(NamedTuple):
-    """A token in a text: its number among the text's tokens, and its first character and the one behind its last."""
+    """A token in a text: its number among the text's tokens, and its first character and the one after its last."""
 
     number: int
     start: int
@@ -80,7 +80,7 @@ class Tokenizer:
         except BaseException as error:  # the library raises nothing narrower
             pass_on(error)
             raise BundleCorruptError(f"{path} is not a tokenizer ({reason(error)}): export the bundle again") from error
-        machine.return_free_memory()  # 280 of 390 MB behind the parsing of Gemma's
+        machine.return_free_memory()  # 280 of 390 MB after the parsing of Gemma's
         return cls(backend, bos_token_id)
 
     @property
@@ -122,7 +122,7 @@ class Tokenizer:
 
     @cached_property
     def any_word(self) -> list[int]:
-        """A token that is a word by itself: what is decoded behind it keeps its space. Empty if there is none."""
+        """A token that is a word by itself: what is decoded after it keeps its space. Empty if there is none."""
         ordinary = (number for number in range(self.vocab_size) if number not in self.added)
         words = (number for number in ordinary if number not in self.byte_ids and self.decode([number]).isalnum())
         return list(islice(words, 1))
@@ -153,7 +153,7 @@ class Tokenizer:
 
     @cached_property
     def _put_behind(self) -> int:
-        """Number of tokens that the tokenizer puts behind a text, as the one that ends it: a reply continues it."""
+        """Number of tokens that the tokenizer puts after a text, as the one that ends it: a reply continues it."""
         added = self._encoded(["a"], True, True)[0].special_tokens_mask
         return added[::-1].index(0) if 0 in added else 0
 
@@ -256,7 +256,7 @@ class Tokenizer:
 
     @cached_property
     def _before(self) -> tuple[list[int], int]:
-        """A word, behind which tokens are decoded as inside a text, and its length: some decoders strip the space of
+        """A word, after which tokens are decoded as inside a text, and its length: some decoders strip the space of
         the first word.
         """
         return self.any_word, len(self.decode(self.any_word, keep_special=True))

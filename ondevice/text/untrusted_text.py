@@ -73,7 +73,7 @@ class UntrustedText:
         """The text that the template makes of messages and other variables, with marks.
 
         Args:
-            begun: the text of the last message, behind which the text ends; None opens a reply behind all messages.
+            begun: the text of the last message, after which the text ends; None opens a reply after all messages.
 
         Raises:
             PromptError: the template refuses them, or does not write the last message.
@@ -82,7 +82,7 @@ class UntrustedText:
         safe = [{**message, **self._marked_fields(message)} for message in messages]
         if begun is None:
             return self._template.render(safe, **marked)
-        end = secrets.token_hex(16)  # behind the text: templates trim white space, and close the message
+        end = secrets.token_hex(16)  # after the text: templates trim white space, and close the message
         safe[-1]["content"] = (self._marked(begun) if "assistant" in self._roles else begun) + end
         text, found, _ = self._template.render(safe, add_generation_prompt=False, **marked).rpartition(end)
         if not found:
@@ -219,7 +219,7 @@ class UntrustedText:
                 return known
 
     def _marks_at_ends(self, text: str) -> list[int]:
-        """Positions of marks before the first and behind the last character of a text, where a control token may reach
+        """Positions of marks before the first and after the last character of a text, where a control token may reach
         across the end of the text. White space at the ends, which templates trim, does not count as its characters.
         """
         core = text.strip()
@@ -304,7 +304,7 @@ class UntrustedText:
 
 
 def _inside(start: int, stop: int) -> list[int]:
-    """Positions of the marks of a control token: behind its first character, or on both sides of a single character."""
+    """Positions of the marks of a control token: after its first character, or on both sides of a single character."""
     return [start + 1] if stop - start > 1 else [start, stop]
 
 

@@ -170,6 +170,17 @@ def test_a_bundle_goes_where_export_would_put_it(run, ran, home, prompts, tmp_pa
     assert exports_directory() == home
 
 
+@pytest.mark.parametrize(("source", "name"), [("pair/target", "pair"), ("large-00001-of-00002.gguf", "large")])
+def test_a_bundle_has_the_name_that_export_gives_it(run, ran, home, prompts, tmp_path, source, name):
+    path = tmp_path / source
+    if path.suffix:
+        path.write_bytes(b"GGUF")
+    else:
+        write_checkpoint(path)
+    assert run("run", f"./{source}", "ab", "-n", 4, "--yes")[0] == 0
+    assert ran == [("export", f"./{source}", "--out", str(home / name))]
+
+
 @pytest.mark.parametrize("make", [lambda path: path.parent.mkdir() or path.write_bytes(b"GGUF"), write_checkpoint])
 def test_another_model_of_the_same_name_is_not_answered_by_the_first_bundle(run, ran, prompts, tmp_path, make):
     for directory in ("a", "b"):
@@ -219,4 +230,4 @@ def test_what_is_no_model(run, ran, tmp_path, name):
     (tmp_path / "directory").mkdir()
     code, _, err = run("run", name, "ab")
     assert code == 2
-    assert "is no bundle, no checkpoint, no .gguf file and no OWNER/NAME" in err
+    assert "is neither a bundle nor a checkpoint, a .gguf file or an OWNER/NAME" in err

@@ -80,7 +80,7 @@ def test_the_target_itself_is_always_right(model: Model, reference_bundle: Path,
 def test_a_processor_that_forbids_every_token_is_the_error_of_plain_decoding(
     model: Model, reference_bundle: Path, sampling: str
 ) -> None:
-    """Also behind a draft that was accepted to its end, of which the draft model has read all tokens."""
+    """Also after a draft that was accepted to its end, of which the draft model has read all tokens."""
     prompt, tokens = model.encode(PROMPTS["short"]), list[int]()
 
     def forbid(logits: np.ndarray, context: Sequence[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from ondevice.generate.sampling.sampler import Guess
 
 
 def grown() -> GuessedTree:
-    """7 or 8; behind 7 a 9, behind which nothing was guessed."""
+    """7 or 8; after 7 a 9, after which nothing was guessed."""
     tree = GuessedTree()
     tree.guesses[ROOT] = [Guess(7, 0.6), Guess(8, 0.3)]
     first, second = tree.add(ROOT, 7, 0.6), tree.add(ROOT, 8, 0.3)

@@ -166,7 +166,7 @@ def test_tokens_outside_the_vocabulary_are_not_drafted() -> None:
 
 
 def test_a_penalty_sees_the_path() -> None:
-    """Each node's children are guessed anew, behind its own path."""
+    """Each node's children are guessed anew, after its own path."""
     sampler = Sampler(SamplingOptions(temperature=0.0, repetition_penalty=100.0))
     draft = drafted([SURE, SURE, SURE], DraftRequest(3, sampler=sampler, context=[0]))
     tokens, parents = draft.tokens.tolist(), draft.parents.tolist()

@@ -329,7 +329,7 @@ def test_where_a_bundle_cannot_be_written_to(directories: dict[str, Path], tmp_p
 
 
 def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
-    """An early exit whose head is random: behind the layers that own a cache, or after the first one."""
+    """An early exit whose head is random: after the layers that own a cache, or after the first one."""
     engine = model.engine
     layers, vocabulary = engine.target.layers, engine.target.vocab_size
     shared = [index for index, layer in enumerate(layers) if layer.mixer.kv_source is not None]
@@ -390,7 +390,7 @@ def test_the_trained_exit_says_what_plain_decoding_says(directories: dict[str, P
         replies = [drafted(prompt) for prompt in prompts]
         assert [reply.token_ids for reply in replies] == plain
         assert sum(reply.stats.accepted for reply in replies) > 4
-        with ThreadPoolExecutor(2) as pool:  # the second time behind a kept prefix
+        with ThreadPoolExecutor(2) as pool:  # the second time after a kept prefix
             assert [reply.token_ids for reply in pool.map(drafted, prompts)] == plain
 
 

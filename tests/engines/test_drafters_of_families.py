@@ -106,14 +106,14 @@ def test_drafts_of_sequences_in_one_batch_change_no_token(model: Model) -> None:
 
 
 def test_drafts_behind_a_kept_and_a_saved_prompt_change_no_token(model: Model, tmp_path: Path) -> None:
-    """Up to the end of the context, behind a prompt that the model has read before, here and in a file."""
+    """Up to the end of the context, after a prompt that the model has read before, here and in a file."""
     long = np.random.default_rng(1).integers(0, VOCAB, CONTEXT - 60).tolist()
     own = options(model, 1.0) | {"max_new_tokens": 100}
     plain = model.generate(long, drafter="none", **own)
     assert (plain.finish_reason, len(plain.token_ids)) == ("context", 61)
     model.forget()
     model.save_prefix(long[:150], tmp_path / "prefix")
-    for _ in range(2):  # the second time behind the reply that the first one left
+    for _ in range(2):  # the second time after the reply that the first one left
         drafted = model.generate(long, drafter="mtp", num_assistant_tokens_schedule="constant", **own)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.num_accepted_tokens > 0
@@ -123,7 +123,7 @@ def test_drafts_behind_a_kept_and_a_saved_prompt_change_no_token(model: Model, t
 
 
 def test_a_step_depends_on_the_committed_tokens_alone(model: Model) -> None:
-    """After a rewind, in a fork and behind rows that were not committed, it has the same bits as in a new session."""
+    """After a rewind, in a fork and after rows that were not committed, it has the same bits as in a new session."""
     engine, hidden = model.engine, np.linspace(-1, 1, model.engine.target.hidden_size, dtype=np.float32)
 
     def step(session: Session) -> list[np.ndarray]:

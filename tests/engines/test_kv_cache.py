@@ -154,7 +154,7 @@ def test_an_interrupt_while_rows_move_leaves_nothing_to_rewind_to(what: str, mon
 
 
 def test_the_rows_that_a_convolution_sums_are_a_row_and_its_ancestors() -> None:
-    """Rows 2 and 3 are siblings behind row 1, and row 4 follows the first of them."""
+    """Rows 2 and 3 are siblings after row 1, and row 4 follows the first of them."""
     tree = TokenTree(np.arange(5), np.array([ROOT, 0, 1, 1, 2]))
     found = window_rows(tree, length=2, start=1, window=4)
     assert found.tolist() == [[1, 0, -1, -1], [2, 1, 0, -1], [3, 2, 1, 0], [4, 2, 1, 0], [5, 3, 2, 1]]

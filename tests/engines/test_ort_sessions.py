@@ -272,9 +272,10 @@ def test_a_file_of_something_else_is_refused(engine: OrtEngine, bundle: Bundle, 
     foreign = OrtEngine(Bundle(bundle.path, dataclasses.replace(bundle.manifest, files=files)), threads=1)
     with pytest.raises(SessionFileError, match="another bundle"):
         foreign.load_session(path)
-    short = OrtEngine(bundle, threads=1, context_length=100)
     with pytest.raises(SessionFileError, match="100 tokens, and here a sequence has 1 to 99"):
-        short.load_session(path)
+        OrtEngine(bundle, threads=1, context_length=99).load_session(path)
+    full = OrtEngine(bundle, threads=1, context_length=100).load_session(path)
+    assert list(full.tokens) == tokens(100)
     data = path.read_bytes()
     path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
     with pytest.raises(SessionFileError, match="damaged"):

@@ -69,7 +69,7 @@ def test_a_sequence_with_drafts_in_part_accepted_is_that_of_its_tokens(engine: E
 
 
 def test_a_file_has_the_rows_that_are_read_again(engine: Engine, tmp_path: Path) -> None:
-    """A part of a prompt was committed: more rows than a file holds behind the window otherwise."""
+    """A part of a prompt was committed: more rows than a file holds after the window otherwise."""
     session, tokens = engine.open_session(), random_tokens(1, 30 + CHUNK)
     for chunk in (tokens[:30], tokens[30:]):
         half_committed(session, [*chunk, 1, 2, 3], len(chunk))
@@ -108,7 +108,7 @@ def test_a_file_that_asks_for_more_rows_than_there_are_is_refused(bundle: Bundle
 def test_a_sequence_goes_back_to_a_snapshot_or_the_begin(engine: Engine) -> None:
     session, tokens = engine.open_session(), random_tokens(3, 100)
     half_committed(session, [*tokens[:40], 9], 40)
-    session.snapshot()  # the states are not behind 40 tokens: there is none to take
+    session.snapshot()  # the states do not include 40 tokens: there is none to take
     fork = session.fork(39)
     np.testing.assert_array_equal(run(fork, [4], [0]), run(read(engine, tokens[:39]), [4], [0]))
     half_committed(session, tokens[40:60], 20)

@@ -313,8 +313,8 @@ def test_an_export_that_was_ended_goes_on(tmp_path: Path, texts: tuple[Path, str
         layers.append(json.loads((tmp_path / ".parts.calibration" / "state.json").read_text())["layers"])
     assert layers == sorted(layers)
     assert 0 < layers[0] < layers[-1] == 10
-    assert f"going on behind layer {layers[0]}, which an export that was ended had reached" in notes
-    assert any(f"the same command goes on behind layer {layers[0]}; " in line for line in notes)
+    assert f"continuing after layer {layers[0]} of an interrupted export" in notes
+    assert any(f"the same command continues after layer {layers[0]}; " in line for line in notes)
     parts = calibrated(tmp_path / "parts", texts[0], 2, notes)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["parts", "whole"]
     for file in whole.iterdir():
@@ -322,12 +322,12 @@ def test_an_export_that_was_ended_goes_on(tmp_path: Path, texts: tuple[Path, str
 
 
 def test_an_export_of_mixed_formats_goes_on(tmp_path: Path, texts: tuple[Path, str]) -> None:
-    """Matrices of 8 bits are rescaled with those of 4 bits that read the same norm, before an interrupt and behind."""
+    """Matrices of 8 bits are rescaled with those of 4 bits that read the same norm, before an interrupt and after."""
     whole, notes = calibrated(tmp_path / "whole", texts[0], 2, [], 5.2), list[str]()
     with pytest.raises(Ended):
         calibrated(tmp_path / "parts", texts[0], 0.8, notes, 5.2)
     parts = calibrated(tmp_path / "parts", texts[0], 2, notes, 5.2)
-    assert any("going on behind layer" in line for line in notes)
+    assert any("continuing after layer" in line for line in notes)
     assert (parts / "target.onnx.data").read_bytes() == (whole / "target.onnx.data").read_bytes()
 
 
@@ -337,7 +337,7 @@ def test_an_export_with_matrices_that_are_kept_goes_on(tmp_path: Path, texts: tu
     with pytest.raises(Ended):
         calibrated(tmp_path / "parts", texts[0], 0.8, notes, source=source)
     parts = calibrated(tmp_path / "parts", texts[0], 2, notes, source=source)
-    assert any("going on behind layer" in line for line in notes)
+    assert any("continuing after layer" in line for line in notes)
     assert (parts / "target.onnx.data").read_bytes() == (whole / "target.onnx.data").read_bytes()
 
 
@@ -350,7 +350,7 @@ def test_another_export_begins_anew(tmp_path: Path, texts: tuple[Path, str], cal
         calibrated(tmp_path / "out", texts[0], 0.6, [])
     assert directory.exists()
     calibrated(tmp_path / "out", text if calibrates else None, 2, notes)
-    assert not any("going on" in line for line in notes)
+    assert not any("continuing after layer" in line for line in notes)
     assert not directory.exists()
 
 
@@ -360,10 +360,10 @@ def test_an_export_with_another_context_begins_anew(tmp_path: Path, texts: tuple
     for context in (None, 128):
         with pytest.raises(Ended):
             calibrated(tmp_path / "out", texts[0], 0.6, notes, context=context)
-    assert not any("going on" in line for line in notes)
+    assert not any("continuing after layer" in line for line in notes)
     with pytest.raises(Ended):
         calibrated(tmp_path / "out", texts[0], 0.6, notes, context=128)
-    assert any("going on" in line for line in notes)
+    assert any("continuing after layer" in line for line in notes)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def exported(directory: Path, listed: int | None = None, monkeypatch: pytest.Mon
 def test_float32_steps_of_an_mtp_layer_equal_torch(
     name: str, listed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five steps of a round behind chunks of a prompt, of which the last is verified in part, twice."""
+    """Five steps of a round after chunks of a prompt, of which the last is verified in part, twice."""
     target = save_family(tmp_path / "model", name)
     engine = OrtEngine(exported(tmp_path, listed, monkeypatch), threads=1)
     session = engine.open_session()

@@ -32,7 +32,7 @@ PROMPT = np.random.default_rng(0).integers(0, VOCAB, 3 * WINDOW + 5).tolist()
 
 
 def logits_of(bundle: Path, prompt: list[int] = PROMPT, ends: Iterable[int] = (20, 21)) -> np.ndarray:
-    """Logits at every position of a prompt, whose chunks end at these; with a single row and a chunk behind a first."""
+    """Logits at every position of a prompt, whose chunks end at these; with a single row and a chunk after a first."""
     engine = OrtEngine(Bundle.open(bundle), threads=1)
     session, found, start = engine.open_session(), [], 0
     for stop in (*ends, len(prompt)):

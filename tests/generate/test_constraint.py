@@ -26,7 +26,7 @@ SEED = 1
 
 
 class Steps:
-    """Allows tokens that lie 0 to `width` above the one before, round the vocabulary; behind a 7 follows 0, behind two
+    """Allows tokens that lie 0 to `width` above the one before, round the vocabulary; after a 7 follows 0, after two
     of those 0 again. It ends with a 9.
     """
 

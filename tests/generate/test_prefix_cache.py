@@ -70,7 +70,7 @@ def test_the_longest_common_beginning_wins(engine: ToyEngine) -> None:
 
 
 def test_of_equal_beginnings_the_shortest_sequence_is_used(engine: ToyEngine) -> None:
-    """A copy of a prompt, left for another generation of it, and an older chat that goes on behind that prompt."""
+    """A copy of a prompt, left for another generation of it, and an older chat that goes on after that prompt."""
     cache = PrefixCache(engine, PLENTY)
     chat, copy = kept(engine, cache, [*ids(200), *ids(100, 1)]), kept(engine, cache, ids(200))
     assert cache.take([*ids(200), 1]) is copy

@@ -213,7 +213,7 @@ def test_a_model_without_a_form_of_calls() -> None:
 
 
 def test_glm_begins_an_answer_with_a_line_break(model: tuple[str, Compiler]) -> None:
-    """Where the prompt opens a message, and behind thoughts that it begins; not where it begins the answer."""
+    """Where the prompt opens a message, and after thoughts that it begins; not where it begins the answer."""
     name, made = model
     if name != "glm":
         return

@@ -158,7 +158,7 @@ def test_whatever_is_drawn_is_read_back(made: Compiler, choice: Any) -> None:
 
 
 def test_keys_of_a_call_are_forced(made: Compiler) -> None:
-    """And drafted: the header behind the channel's name, up to the first value."""
+    """And drafted: the header after the channel's name, up to the first value."""
     found = constraint(made, tool_choice=ONE, tools=[WEATHER], thinks=False)
     said = ids("<|channel|>commentary to=functions.get_weather <|constrain|>")
     assert found.take(said) == len(said)

@@ -47,7 +47,7 @@ LARKS = {
     "stop": 'start: text ";" "end"\ntext[stop=";"]: /[a-z]*/',
     "max_tokens": 'start: text ";" text ";"\ntext[max_tokens=3]: /[a-z]*/',
 }
-"""Grammars behind whose tokens llguidance's `rollback` goes to a wrong place, or fails, and some beside these."""
+"""Grammars after whose tokens llguidance's `rollback` goes to a wrong place, or fails, and some beside these."""
 
 
 def test_what_only_one_text_can_follow_is_forced(constraint: Matcher) -> None:

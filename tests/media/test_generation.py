@@ -122,7 +122,7 @@ def test_a_draft_model_drafts_for_text_and_is_silent_after_a_picture(seeing: dic
 
 
 def test_ngrams_of_a_text_with_the_same_picture_twice(model: Model) -> None:
-    """Rows behind a repeated beginning of a picture cannot be drafted; the text around it can."""
+    """Rows after a repeated beginning of a picture cannot be drafted; the text around it can."""
     prompt = [*asked(SQUARE), {"role": "assistant", "content": TEXT}, *asked(SQUARE)]
     plain = ids_after(model, prompt, drafter="none")
     assert ids_after(model, prompt, drafter="ngram", **CONSTANT) == plain

@@ -88,7 +88,7 @@ def prefilled(model: Model, engine: Engine, prompt: Any) -> tuple[list[int], Flo
 def test_float_weights_give_the_logits_of_transformers(
     long_bundle: Callable[[str], Bundle], checkpoints: dict[str, Path], family: str
 ) -> None:
-    """In rows before the picture, in it, just behind it, far from it, and at the end; it changes all from it on."""
+    """In rows before the picture, in it, just after it, far from it, and at the end; it changes all from it on."""
     import torch
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 

@@ -86,11 +86,11 @@ def test_a_stop_string_leaves_calls_alone(model: Model) -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 def test_a_reply_may_end_behind_its_first_call(model: Model, drafter: str) -> None:
-    """Whatever is drafted behind it, which neither the reply nor its statistics contain."""
+    """Whatever is drafted after it, which neither the reply nor its statistics contain."""
     said = f"{THOUGHT}One moment.{CALL}"
     script = Script(f"{said}{CALL}<turn|>", len(model.encode(ASKED)))
     options: dict[str, Any] = {"drafter": drafter, "parallel_tool_calls": False, "stop": "moment.More"}
-    if drafter != "none":  # the same text once before, so that drafts go on behind the call
+    if drafter != "none":  # the same text once before, so that drafts go on after the call
         model.generate(ASKED, logits_processors=[script])
         options |= {"num_assistant_tokens": 16, "num_assistant_tokens_schedule": "constant"}
     reply = model.generate(ASKED, logits_processors=[script], **options)

@@ -17,7 +17,7 @@ from tests.text.tokenizers_made import GLM_4, GRANITE_3, SEED_OSS, of_bytes
 
 
 class Said(NamedTuple):
-    """A format, the thoughts that begin a reply, a call, the token behind it, and a result in the next prompt."""
+    """A format, the thoughts that begin a reply, a call, the token after it, and a result in the next prompt."""
 
     chat: ChatFormat
     before: str

@@ -62,7 +62,7 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:
-    """Drafted tokens behind it belong to no reply, and are not counted either."""
+    """Drafted tokens after it belong to no reply, and are not counted either."""
     options: dict[str, Any] = {
         "temperature": 0.0,
         "drafter": "mtp",

@@ -41,7 +41,7 @@ ATTEMPTS = 3
 process has other addresses. A process that ends in the kernel is a failure at once.
 """
 RUNS, END = 1, -1
-"""Numbers that `replay.c` writes before it calls the kernel, and behind the blocks that the kernel changed."""
+"""Numbers that `replay.c` writes before it calls the kernel, and after the blocks that the kernel changed."""
 
 
 class KernelNotReachedError(Exception):

@@ -251,7 +251,7 @@ def test_packages_are_imported_where_they_belong(package):
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a file: of the module, its classes and functions, and the strings behind its names."""
+    """The docstrings of a file: of the module, its classes and functions, and the strings after its names."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value.strip()

@@ -46,7 +46,7 @@ def test_float32_logits(loaded: LoadModel, oracle: Callable[[str], Any], name: s
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_text(loaded: LoadModel, oracle: Callable[[str], Any], name: str) -> None:
-    """Every token is the likeliest of transformers' distribution behind the same tokens; ties are within 0.01."""
+    """Every token is the likeliest of transformers' distribution after the same tokens; ties are within 0.01."""
     model = loaded(name, "none", "ort")
     for question in QUESTIONS:
         ids = model.encode(question)

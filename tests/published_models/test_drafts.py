@@ -64,7 +64,7 @@ def test_own_layers_change_no_token(loaded: LoadModel, name: str, temperature: f
 @pytest.mark.parametrize("options", [{"kv_cache": "int8"}, {"attention": "lookup"}])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_other_caches_and_attention(loaded: LoadModel, name: str, options: dict[str, str]) -> None:
-    """Behind more than 2,560 tokens, where lookups begin, and past Gemma 3's window."""
+    """After more than 2,560 tokens, where lookups begin, and past Gemma 3's window."""
     model = loaded(name, **options)
     text = "".join(f"def f_{number}(x):\n    return x * {number}\n\n\n" for number in range(170)) + "def f_170("
     assert len(model.encode(text)) > 2560

@@ -34,7 +34,7 @@ def alone(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 def faults_of(served: Alone, seeds: range) -> list[str]:
-    """The faults of requests with these seeds, as far as the tenth: behind it there may be no server any more."""
+    """The faults of requests with these seeds, as far as the tenth: after it there may be no server any more."""
     requests, found = Requests(served), []
     for seed in seeds:
         _, said, faults = requests.try_one(random.Random(seed))

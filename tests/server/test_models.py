@@ -176,7 +176,7 @@ def test_the_least_recently_used_makes_room(serve_three, three):
 
 
 def test_a_model_in_use_is_waited_for(serve_three, three, gate):
-    """The request for a model without room waits until the replies before it have ended, and later ones behind it."""
+    """The request for a model without room waits until the replies before it have ended, and later ones after it."""
     with serve_three(memory=room_for(1)) as served:
         gate.close()
         answers = {}
@@ -226,6 +226,26 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_its_requests(three):
             answer = ask(served, model="b")
             assert (answer.status, answer.body["error"]["message"]) == (400, "no kernels")
         assert ask(served, model="a").status == 200
+
+
+def test_a_load_that_the_server_s_stop_ends_says_so(three):
+    begun, bundle = threading.Event(), three[0][1].bundle
+
+    def load(report):
+        begun.set()
+        while True:  # until the report raises
+            report("packing", 0.5)
+
+    async def stop_while_loading():
+        manager = ModelManager(ServedModel(bundle, load))
+        waiting = asyncio.create_task(manager.acquire())
+        await asyncio.to_thread(begun.wait)
+        manager.close()
+        with pytest.raises(RequestError, match="the server is stopping") as refused:
+            await waiting
+        assert refused.value.status == 503
+
+    asyncio.run(stop_while_loading())
 
 
 def test_models_that_cannot_be_served(three):

@@ -523,7 +523,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(c
 
 
 def test_what_a_killed_writer_left_is_removed_later_by_a_start_that_packs_nothing(cache: Path) -> None:
-    """The start behind the kill writes the pack, and finds the remains too young."""
+    """The start after the kill writes the pack, and finds the remains too young."""
     young = opened_days_ago(cache / f"{'e' * 40}ab_12xyz.part", 0.5 * ABANDONED_S / 86400)
     remains = opened_days_ago(cache / f"{'d' * 40}ab_12xyz.part", 0)
     made = open_pack(layout_of(), FakeFiles(), 1)

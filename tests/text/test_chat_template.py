@@ -88,7 +88,7 @@ SINGLE_CALLS = """\
 
 
 def test_calls_come_one_by_one_where_the_template_wants_it():
-    """Each with its results; one that answers none of them, or says not which, stays behind them."""
+    """Each with its results; one that answers none of them, or says not which, stays after them."""
     template = ChatTemplate(SINGLE_CALLS)
     calls = [{"id": each, "type": "function", "function": {"name": each, "arguments": {}}} for each in "abc"]
     results = [{"role": "tool", "tool_call_id": each, "content": each.upper()} for each in ("c", "a", "z", "a")]

@@ -254,7 +254,7 @@ def test_it_parses_as_transformers_does(case: str) -> None:
 
 
 def test_tokens_that_end_a_reply(tmp_path: Path) -> None:
-    """Not `<|end|>`, behind which the reply goes on with a further message."""
+    """Not `<|end|>`, after which the reply goes on with a further message."""
     (tmp_path / "tokenizer.json").write_text(TOKENIZER._backend.to_str(), "utf-8")
     (tmp_path / "chat_template.jinja").write_text(GPT_OSS, "utf-8")
     ends = [TOKENIZER.text_of(token) for token in turn_ends(tmp_path, read_tokenizer(tmp_path))]
@@ -266,7 +266,7 @@ HEAD = "<|start|>user<|message|>Will it rain in Zürich?<|end|>"
 
 
 def rendered(messages: Any, options: ChatOptions | None = None, **variables: Any) -> str:
-    """The text behind the system message."""
+    """The text after the system message."""
     given = {} if options is None else options.variables
     return CHAT.render(plain_messages(messages), **given, **variables)
 

@@ -187,7 +187,7 @@ def test_a_file_with_control_characters_is_parsed_once(tmp_path, monkeypatch):
 
 
 def test_a_table_that_is_as_long_as_it_claims_is_read(tmp_path):
-    """A trie of 256 empty entries, 1024 bytes, and no texts behind it."""
+    """A trie of 256 empty entries, 1024 bytes, and no texts after it."""
     table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\0\4\0\0" + bytes(1024)).decode()}
     assert Tokenizer.from_file(altered(tmp_path / "tokenizer.json", normalizer=table)).encode("abc")
 

@@ -93,7 +93,7 @@ def chat_with(control: Sequence[str]) -> Tokenizer:
 
 
 def harmony() -> Tokenizer:
-    """Like gpt-oss's: bytes as characters, words of its headers as tokens, the control tokens behind all others."""
+    """Like gpt-oss's: bytes as characters, words of its headers as tokens, the control tokens after all others."""
     return _of_bytes(["assistant analysis commentary final json to=functions.get_weather"], HARMONY)
 
 

@@ -143,7 +143,7 @@ def run_text(
 
 
 def chunks_of(token_ids: Sequence[int], manifest: Manifest) -> list[Int64Array]:
-    """A text in chunks of one size, each a sequence of its own; what is left behind the last one is not used."""
+    """A text in chunks of one size, each a sequence of its own; what is left after the last one is not used."""
     size = min(CHUNK, manifest.target.context_length, len(token_ids))
     chunks = np.array(token_ids[: len(token_ids) // size * size], np.int64).reshape(-1, size)
     if manifest.first_token_id is not None:
@@ -190,7 +190,7 @@ class TextCalibration:
         return layer is not None and layer < self._begun
 
     def _place(self, name: str) -> tuple[int | None, str]:
-        """A matrix's layer, behind all layers for the head, and its name within it; None if its inputs are not run."""
+        """A matrix's layer, after all layers for the head, and its name within it; None if its inputs are not run."""
         layer, inner = _layer_of(name), name.removesuffix(".weight")
         if layer is not None:
             return layer, _inner_name(inner, layer)

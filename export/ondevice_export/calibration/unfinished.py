@@ -4,7 +4,7 @@
         state.json         the key of the export, and how many layers are complete
         int8/              the bundle that the text runs through
         target.onnx.data   the target's weights, with the matrices of those layers
-        hidden-L.npy, ...  the text's states behind layer L: see `LayerInputs`
+        hidden-L.npy, ...  the text's states after layer L: see `LayerInputs`
 
 A calibrated export takes minutes, half an hour for E2B's shape, where any other takes seconds.
 """
@@ -32,7 +32,7 @@ class UnfinishedExport:
 
     Attributes:
         directory: its path.
-        layers: number of layers whose matrices are complete in the data file, and behind which the text's states are.
+        layers: number of layers whose matrices are complete in the data file; the text's states are those after them.
     """
 
     def __init__(self, directory: Path, key: str, layers: int) -> None:
@@ -63,20 +63,18 @@ def unfinished_export(out: Path, key: str, note: Note) -> Iterator[UnfinishedExp
     with _locked(directory, out):
         layers = _layers(directory, key)
         if layers:
-            note(f"going on behind layer {layers}, which an export that was ended had reached")
+            note(f"continuing after layer {layers} of an interrupted export")
         else:
             _clear(directory)
         export, kept = UnfinishedExport(directory, key, layers), False
         try:
             yield export
-        except Exception:
-            raise
-        except BaseException:
-            kept = export.layers > 0
+        except BaseException as error:
+            kept = export.layers > 0 and not isinstance(error, Exception)
             raise
         finally:
             if kept:
-                note(f"the same command goes on behind layer {export.layers}; {directory} is kept for it")
+                note(f"the same command continues after layer {export.layers}; {directory} is kept for it")
             else:
                 _clear(directory)
 

@@ -85,7 +85,7 @@ def read_audio(
     _check_processor(directory, audio)
     shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears", audio.layers > 0))
     if not has_tensors(checkpoint, "audio", TOWER, shapes, quantised=quantised):
-        note("the audio tower was trained quantised, which is not supported yet: the bundle hears nothing")
+        note("the audio tower is left out: audio towers that were trained quantised are not supported")
         return None
     return audio
 

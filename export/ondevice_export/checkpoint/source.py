@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ondevice.bundle import GGUF, GGUF_PART, name_of_export
 from ondevice.errors import CheckpointError, MissingDependencyError, reason
 from ondevice.hub import check_environment
 from ondevice.machine import expanded
@@ -32,9 +33,6 @@ _PATTERNS = [
 ]
 _IGNORED = ["*/*.safetensors*", "consolidated*.safetensors"]
 """Weights in folders, as of other formats; all weights once more, under the names of Mistral's own code."""
-GGUF = ".gguf"
-PART = re.compile(r"(?P<name>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
-"""The name of one of the files that a large GGUF model was split into, such as `model-00001-of-00003.gguf`."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -162,14 +160,10 @@ def _beside(target: Checkout, name: str) -> Iterator[Path]:
 
 
 def default_name(target: Checkout) -> str:
-    """The default name of a bundle: the last part of the target's id, or the GGUF file's name; the parent's name for a
-    directory `target`.
-    """
-    if target.file is not None:
-        part = PART.fullmatch(target.file.name)
-        return part["name"] if part else target.file.stem
-    name = target.id.rsplit("/", 1)[-1]
-    return target.directory.parent.name if name == "target" else name
+    """The default name of a bundle: the last part of the target's id on the hub, or as `name_of_export` says."""
+    if target.file is None and target.revision is not None:
+        return target.id.rsplit("/", 1)[-1]
+    return name_of_export(target.path, is_file=target.file is not None)
 
 
 def _download(source: str, revision: str | None) -> Checkout:
@@ -181,7 +175,7 @@ def _download(source: str, revision: str | None) -> Checkout:
 
 def _download_file(source: str, revision: str | None, gguf: str) -> Checkout:
     """Download one GGUF file, or all parts of a model of which it is one."""
-    part = PART.fullmatch(gguf)
+    part = GGUF_PART.fullmatch(gguf)
     directory = _snapshot(source, revision, [gguf if part is None else f"{part['name']}-*-of-{part['count']}{GGUF}"])
     if not (directory / gguf).is_file():
         raise CheckpointError(f"{source} has no file {gguf}{_offered(source, revision)}")

@@ -106,7 +106,7 @@ class Stack(Generic[File, Place]):
     numbers: tuple[Taken, ...] = ()
     """The numbers of a vector, one row of a file, in another order; empty if they are in that of the file."""
     columns: tuple[int, int] | None = None
-    """The first column of the files' rows that the tensor has, and the one behind the last; None for all."""
+    """The first column of the files' rows that the tensor has, and the one after the last; None for all."""
 
     def between(self, start: int, stop: int, step: int = 1) -> Iterator[RowRange[File, Place]]:
         """The parts that every `step`-th of the rows from `start` to `stop` consists of."""

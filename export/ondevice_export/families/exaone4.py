@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind the blocks alone, norms of the heads of queries and keys.
+"""EXAONE 4: norms after the blocks alone, norms of the heads of queries and keys.
 
 Of 32B three of four layers have a window, and only these rotate. 1.2B has no windows, and all of its layers rotate.
 """

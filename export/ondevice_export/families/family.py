@@ -236,7 +236,7 @@ def attention(
 
 
 def pre_normed(own: Mixer, feed: FeedForward) -> Layer:
-    """A layer whose blocks have a norm before them and none behind, as in most families."""
+    """A layer whose blocks have a norm before them and none after, as in most families."""
     return Layer((Block(own, norm_in=True, norm_out=False), Block(feed, norm_in=True, norm_out=False)))
 
 

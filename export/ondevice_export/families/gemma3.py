@@ -26,7 +26,7 @@ def layer_of_second(config: Config, index: int) -> Layer:
 
 
 def _layer(config: Config, index: int, **own: Any) -> Layer:
-    """A layer with norms before and behind its blocks. own : further fields of `Attention`"""
+    """A layer with norms before and after its blocks. own : further fields of `Attention`"""
     scale = config.number("query_pre_attn_scalar") ** -0.5
     return Layer(
         (

@@ -5,7 +5,7 @@ the former, and the weight of the last norm has the latter. Mixtures of Granite 
 block. Granite 4's class is that of its hybrids of attention and Mamba layers, which are not supported; its dense models
 have attention in all layers, and gate and up in one matrix. Granite Swash has sinks and windows, and every layer a
 rotation of its own, or none. HyperCLOVA X has the same factors, that of logits as a factor and not as a divisor, and
-norms behind the blocks too, whose weights have the factor of residuals then.
+norms after the blocks too, whose weights have the factor of residuals then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MTP layers that checkpoints have beside the model, and that draft for it: those of Qwen3.5 and Qwen3-Next.
 
 The layer has the form of a layer of the model with full attention. Its input is made of a token and the hidden state
-behind the last layer that the token was chosen from; token embedding and head are the model's. Its norms and
+after the last layer that the token was chosen from; token embedding and head are the model's. Its norms and
 projections are those of `Qwen3_5MultiTokenPredictor` in vLLM; as in llama.cpp, hidden states are those before a norm.
 """
 

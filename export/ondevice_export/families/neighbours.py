@@ -1,6 +1,6 @@
 """GLM-4, GLM-Z1, GLM-Edge, ERNIE 4.5 and Helium, whose rotation turns neighbouring numbers of a head.
 
-GLM-4-0414 and GLM-Z1 (`Glm4ForCausalLM`) have norms before and behind both blocks, the models before them and GLM-Edge
+GLM-4-0414 and GLM-Z1 (`Glm4ForCausalLM`) have norms before and after both blocks, the models before them and GLM-Edge
 (`GlmForCausalLM`) before them alone; both have biases of queries, keys and values, turn half of each head, and have
 gate and up in one matrix. ERNIE 4.5's dense models and Helium are as Llama but for the neighbours.
 """

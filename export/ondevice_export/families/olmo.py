@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3: norms behind the blocks alone, norms of all heads of queries, and of keys, together; and OLMoE.
+"""OLMo 2 and OLMo 3: norms after the blocks alone, norms of all heads of queries, and of keys, together; and OLMoE.
 
 Of OLMo 3 three of four layers have a window, whose rotation is never scaled. OLMoE has the norms before the blocks, and
 experts in all layers.

@@ -65,7 +65,7 @@ class Metadata(JsonFields):
         return self.entries[tensor].rows
 
     def drafts(self, tensor: str) -> bool:
-        """Whether a tensor is of a layer that drafts further tokens (`nextn_predict_layers`), behind the others."""
+        """Whether a tensor is of a layer that drafts further tokens (`nextn_predict_layers`), after the others."""
         block, number, *_ = [*tensor.split("."), ""]
         return block == "blk" and _NUMBER.fullmatch(number) is not None and self.layers <= int(number) < self._blocks
 

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle import TOKENIZER
+from ondevice.bundle import GGUF, GGUF_PART, TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT4_TABLE, INT8, MXFP4, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import FilesCheckpoint, joined
 from ondevice_export.checkpoint.json_fields import JsonFields
-from ondevice_export.checkpoint.source import GGUF, PART
 from ondevice_export.checkpoint.stacks import RowRange, stack_experts
 from ondevice_export.gguf.architectures import DIVISORS, LONG_DIVISORS, Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
@@ -220,7 +219,7 @@ def parts(path: Path) -> list[Path]:
     Raises:
         CheckpointError: a part is missing.
     """
-    part = PART.fullmatch(path.name)
+    part = GGUF_PART.fullmatch(path.name)
     if part is None or not 1 <= int(part["count"]) <= 1000:
         return [path]
     name, count = part["name"], part["count"]

@@ -31,7 +31,7 @@ class Delta:
         return halves(self._builder, self._mixed)
 
     def mix(self, rows: WindowRows, cache: KeyValue, state: ir.Value, counts: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The block's output [T, H] and the states behind the new rows.
+        """The block's output [T, H] and the states after the new rows.
 
         state : those before them; counts : [T], 0 for rows that leave them as they are
         """

@@ -7,7 +7,7 @@ take nearly as long as writing them (680 and 650 tokens/s, SmolLM2-135M, two cor
 A reply ends where it repeats itself. Greedy replies of a base model mostly do, so the drafter would learn little else;
 and text that repeats itself is drafted by n-grams at no cost.
 
-After a kill, a second call goes on behind the last files. `replies_on_device` writes the same lessons with an
+After a kill, a second call goes on after the last files. `replies_on_device` writes the same lessons with an
 accelerator.
 """
 

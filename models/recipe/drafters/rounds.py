@@ -22,7 +22,7 @@ MEASURED_STEPS = 4  # drafts of a round when it is measured
 
 @dataclass(frozen=True)
 class Blocks:
-    """A batch of B rows. A row has several conversations, one behind the other, and R draft rounds in them.
+    """A batch of B rows. A row has several conversations, one after the other, and R draft rounds in them.
 
     tokens : int64[B, T + pad]; hidden : PRODUCTS[B, T + pad, H]; cache : K and V, PRODUCTS[B, heads, T, D]
     begins : int64[B, T], for each position the position at which its conversation begins

@@ -97,7 +97,7 @@ class TargetDrafter(nn.Module):
     channels learn at one rate; a checkpoint has the scales in its projections.
 
     Two rejected alternatives, after 400,000 rounds on 350,000 tokens of SmolLM2-135M's replies, which bring one layer
-    1.55 and 1.50 tokens a round at temperatures 0 and 1. With the states behind a third and two thirds of the target's
+    1.55 and 1.50 tokens a round at temperatures 0 and 1. With the states after a third and two thirds of the target's
     layers as further inputs of a round's first step, as in EAGLE-3, it has 1.60 and 1.53: 3 and 1.5 % for a tenth more
     to read in a first step, and for states that every forward must keep. Two layers with half as many MLP units
     each have 1.55 and 1.50 too, and take longer.

@@ -118,7 +118,7 @@ def _table(
     *,
     wide: bool,
 ) -> str:
-    """A table with a line for each of `cases`, whose cells `cells` makes of it, behind scenario and temperature."""
+    """A table with a line for each of `cases`, whose cells `cells` makes of it, after scenario and temperature."""
     lines = [[plain.scenario, f"{plain.temperature:g}", *cells(plain, drafted)] for plain, drafted in cases(rows)]
     return cut_table(["scenario", "T", *titles], lines, {"scenario", *left}, key=2, wide=wide)
 

@@ -51,7 +51,7 @@ class SpeedTest(NamedTuple):
 
     @property
     def cached(self) -> int:
-        """Tokens that the test begins behind."""
+        """Tokens that the test begins after."""
         return self.depth if self.prompt else max(self.depth, BEGINNING)
 
 

@@ -246,7 +246,7 @@ class MarkdownView(TextView):
         self._parsed_from = 0
         """Length from which `_block` is parsed again."""
         self._rows: list[str] = []
-        """Rows of the screen that show the end of `_block`; the cursor is behind the last one."""
+        """Rows of the screen that show the end of `_block`; the cursor is after the last one."""
         self._formatted = False
         """Whether a block was printed, so that the next one needs an empty line before it."""
 

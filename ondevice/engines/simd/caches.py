@@ -31,7 +31,7 @@ class KernelUnits(Units):
     positions = UNIT
 
     def move(self, keys: NDArray[Any], values: NDArray[Any], source: NDArray[np.int64], first: int) -> None:
-        if keys.ndim == 2:  # halves of a convolution's rows, one behind the other
+        if keys.ndim == 2:  # halves of a convolution's rows, one after the other
             for half in (keys, values):
                 rows = half.reshape(len(half) * UNIT, -1)
                 rows[first : first + len(source)] = rows[source]
@@ -76,7 +76,7 @@ def cache_unit(kind: KVCacheType, own: Mixer) -> np.dtype[Any]:
 
 
 def half_width(own: ShortConvolution | GatedDelta) -> int:
-    """Numbers in each half of a row of a convolution's cache. Behind the channels, those of a gated delta rule have the
+    """Numbers in each half of a row of a convolution's cache. After the channels, those of a gated delta rule have the
     row's b in the first half, and its a in the second: with them states can pass the row once more.
     """
     gates = own.value_heads if isinstance(own, GatedDelta) else 0

@@ -74,7 +74,7 @@ class SequenceRecord(SlotArray):
         self._version = 0
 
     def set_rows(self, tree: TokenTree, length: int, unread: int = 0) -> None:
-        """Write the rows of a forward that follow `length` tokens; the states are not behind the last `unread` of them.
+        """Write the rows of a forward that follow `length` tokens; the states do not include the last `unread` of them.
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
@@ -332,7 +332,7 @@ class DraftState(ForwardState):
         """Set up the steps of a round: all attend from the newest token's position, to committed rows only.
 
         following : further positions that steps of the same call may have, where rounds follow each other
-        writes : whether this is a step of an MTP layer, behind `length` tokens of which the last may be drafted: it
+        writes : whether this is a step of an MTP layer, after `length` tokens of which the last may be drafted: it
             attends to its own row too, and to all before it but the first, which follows no hidden state
         """
         for kind, cache in caches.items():

@@ -67,7 +67,7 @@ class _Chunk:
     """A part of the text, which is a sequence of its own.
 
     first : the index of its first token among those of all chunks
-    hidden : the hidden states behind the newest layer, float32[T, H]
+    hidden : the hidden states after the newest layer, float32[T, H]
     shared : layer -> its keys and values, which later layers read
     """
 
@@ -94,7 +94,7 @@ class LayerInputs:
             chunks: token ids of at most MAX_ROWS tokens each.
             threads: number of threads.
             directory: an existing directory for per-layer embeddings and for `save`.
-            done: number of layers behind which `save` was called there, with the same bundle and chunks.
+            done: number of layers after which `save` was called there, with the same bundle and chunks.
 
         Raises:
             UnsupportedGraphError: there is no kernel for the format or size of the weights.
@@ -125,11 +125,11 @@ class LayerInputs:
 
     @property
     def hidden(self) -> list[Float32Array]:
-        """The hidden states behind the newest layer, of every chunk."""
+        """The hidden states after the newest layer, of every chunk."""
         return [chunk.hidden for chunk in self._chunks]
 
     def run(self, index: int, show: Show, after_chunk: Callable[[], None] = lambda: None) -> None:
-        """Run layer `index` after the one before; behind the last layer, the final norm.
+        """Run layer `index` after the one before; after the last layer, the final norm.
 
         Args:
             show: called with every input of every chunk.
@@ -173,7 +173,7 @@ class LayerInputs:
         self._files.release()
 
     def save(self, done: int) -> None:
-        """Write the states behind the newest layer to the directory, for a process that goes on behind it.
+        """Write the states after the newest layer to the directory, for a process that goes on after it.
 
         Args:
             done: number of layers that were run. The files of another number stay until `save` was called again, so

@@ -32,7 +32,7 @@ WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER, EMBED, ROUNDS = range(0, 7 * NEIGHBOURS
 """Kinds of work for the thread pool; the row count is added to them.
 
 Whole rows in one pass, drafted rows in one pass, the lower layers of either, the upper layers of whole rows, the upper
-layers of drafted rows, the embedding of rows of which some are soft, whole rows behind a drafter's steps. The two kinds
+layers of drafted rows, the embedding of rows of which some are soft, whole rows after a drafter's steps. The two kinds
 of upper layers are apart because a path may have no upper layers: when they were one kind, these microseconds taught
 the pool to run the upper layers of whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
@@ -47,7 +47,7 @@ class ForwardRows:
         lengths: the position of each session's first row.
         sizes, firsts: number of rows of each session, and the index of its first one.
         counts: number of wanted rows of each session.
-        unread: number of each session's last committed tokens that its states are not behind.
+        unread: number of each session's last committed tokens that its states do not include.
         tokens: int64[T], the tokens of all rows.
         positions: int64[T]
         wanted: int64[R], the indices of the wanted rows among all rows.

@@ -189,7 +189,7 @@ class _Counters:
         self._ran = self._waited = 0
 
     def reset_claims(self) -> None:
-        """Before a run: nothing is claimed. Behind its last barrier a thread that is stopped no longer claims."""
+        """Before a run: nothing is claimed. After its last barrier a thread that is stopped no longer claims."""
         self._claims[:] = 0
 
     @property

@@ -179,7 +179,7 @@ class Draft:
         return max(depths, default=0)
 
     def has_children(self, node: int) -> bool:
-        """Whether a token was proposed behind this node, or, for ROOT, behind the newest token."""
+        """Whether a token was proposed after this node, or, for ROOT, after the newest token."""
         return node in self.parents.tolist()
 
     @classmethod
@@ -193,7 +193,7 @@ class Draft:
         return cls.chain([])
 
 
-# What a drafter may implement besides.
+# Optional protocols of a drafter.
 
 
 @runtime_checkable

@@ -82,7 +82,7 @@ class TreeDrafter:
                 the likeliest token to be next, and the draft ends where the step does not pay. Otherwise it is called
                 as soon as the node is added.
             one_per_depth: whether `guess` is called for one node of each depth at most, the likeliest: its steps leave
-                something behind that the steps of later depths read.
+                something after that the steps of later depths read.
         """
         self._tree = tree = GuessedTree()
         expected = self._acceptance.conditional(request.nodes + 1).tolist()

@@ -17,11 +17,12 @@ from typing import Any
 
 from ondevice import __version__
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST
+from ondevice.generate.sampling.sampler import MAX_TOP_LOGPROBS
 from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.apis.blocks import ContentPart, after_results, content_of, picture_part
-from ondevice.server.apis.openai import MAX_TOP_LOGPROBS, chat_logprobs
+from ondevice.server.apis.openai import chat_logprobs
 from ondevice.server.delivery import FINISH_NAMES, JsonLine, MakeWriter, ResponseWriter, Usage
 from ondevice.server.model_manager import ModelManager
 from ondevice.server.replies import Choice
@@ -210,7 +211,7 @@ class OllamaWriter(ResponseWriter):
         Args:
             choices: one, or none for a request that only loads or unloads the model.
             is_chat: whether the text is in a message.
-            unloads: whether the model is unloaded behind the response.
+            unloads: whether the model is unloaded after the response.
         """
         super().__init__(model, name, choices)
         self._said = partial(_said, is_chat=is_chat)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from ondevice.generate.sampling.sampler import MAX_TOP_LOGPROBS
 from ondevice.generate.stats import TokenLogprob
 from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
@@ -38,7 +39,6 @@ CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_pr
 COMPLETION_NAMES = FieldNames(max_tokens=("max_tokens", "n_predict"), choices="n", least_tokens=0)
 CACHING = ("cache_prompt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
 """Fields about the cache of prompts. A reply is the same with and without it."""
-MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 64
 
 UsageInStream = Literal["never", "end", "always"]

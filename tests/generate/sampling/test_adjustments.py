@@ -62,7 +62,7 @@ def test_candidates_are_changed_as_the_row_is(chosen: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=str)
 def test_texts_that_grow_or_differ_are_counted_as_new_ones_are(chosen: dict[str, Any]) -> None:
-    """Also drafts behind them, soft tokens in them, and where the prompt is longer than the text."""
+    """Also drafts after them, soft tokens in them, and where the prompt is longer than the text."""
     rng, options = random.Random(5), SamplingOptions(**chosen)
     kept, text = Adjustments(options, begins=BEGINS), list[int]()
     for _ in range(400):

@@ -203,7 +203,7 @@ def test_any_number_of_threads_gets_the_same_bits(kind: KVCacheType, count: int,
 def test_rows_of_a_block_see_all_of_it(kind: KVCacheType, length: int, window: int, size: int) -> None:
     """Each row against its twin over exactly the positions of the rule: those of its window, and its whole block."""
     rng = np.random.default_rng(size)
-    first, count = 2, size + 4  # two rows of text before the block, two behind it
+    first, count = 2, size + 4  # two rows of text before the block, two after it
     tree, positions = TokenTree.chain(range(count)), length + np.arange(count)
     stop = positions + 1
     stop[first : first + size] = length + first + size

@@ -2,7 +2,7 @@
 
     python -m tests.text.untrusted.template_calls [--all]
 
-writes a line for each call before it begins, and its seconds of processor time behind it. What there is to call is read
+writes a line for each call before it begins, and its seconds of processor time after it. What there is to call is read
 from the environment and from the values themselves, so what a later version of Python or jinja2 adds is called too.
 """
 

@@ -108,7 +108,7 @@ class ColumnsEntry(GroupedEntry):
         return unpack(by_row.view(np.uint8), self.bits)
 
     def _words(self, start: int, stop: int) -> tuple[int, int]:
-        """The first word that has codes of the rows from `start` to `stop`, and the one behind the last."""
+        """The first word that has codes of the rows from `start` to `stop`, and the one after the last."""
         each = WORD // self.bits
         return start // each, -(-stop // each)
 

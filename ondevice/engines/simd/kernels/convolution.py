@@ -1,7 +1,7 @@
 """The step `Convolve`: short convolutions over a sequence's rows.
 
 The cache of a convolution has float32 numbers whatever the bits of other caches are: a product B * x is not normed, as
-keys are, and may exceed fp16. Row r of a half lies behind row r - 1.
+keys are, and may exceed fp16. Row r of a half lies after row r - 1.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def begin_sums(own: int, out: int, halves: int, row: int, step: Convolve) -> Non
 
 @kernel
 def keep_gates(gates: int, halves: int, row: int, step: Convolve) -> None:
-    """Write a row's gates, float32[2, heads], behind the halves of its row in the cache."""
+    """Write a row's gates, float32[2, heads], after the halves of its row in the cache."""
     for half in range(2):
         at = cache_row(halves + 8 * half, row, step.half) + 2 * step.channels
         for head in range(step.heads):
@@ -95,7 +95,7 @@ def add_cached(out: int, halves: int, row: int, taps: int, step: Convolve) -> No
 
 @kernel
 def product(x: int, line: int, gated: bool) -> Any:
-    """B * x, whose x is two lines behind B; or x itself."""
+    """B * x, whose x is two lines after B; or x itself."""
     return load(x) * load(x + 2 * line) if gated else load(x)
 
 

@@ -1,4 +1,4 @@
-"""The steps of the gated delta rule: `Recur`, over the states of value heads, and `Gate`, on the rows behind it.
+"""The steps of the gated delta rule: `Recur`, over the states of value heads, and `Gate`, on the rows after it.
 
 The columns of a state do not depend on each other, so a unit of work is STATE_COLUMNS columns of one head of one
 sequence, a part, which stays in the first level of cache while all rows of the sequence pass. States lie part by part,
@@ -33,10 +33,10 @@ _THIRD, _FIFTH, _SEVENTH, _NINTH, _ELEVENTH, _THIRTEENTH = (_F(1 / n) for n in r
 
 @kernel
 def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
-    """out = the outputs of all value heads, float32[rows, value_width]; the states are written behind the rows.
+    """out = the outputs of all value heads, float32[rows, value_width]; the states are written after the rows.
 
     The present states of a sequence pass its UNREAD last committed tokens first, by what the convolution's cache has of
-    them. Behind the rows, if they are a chain, the following states are written. `scratch` is the address of this
+    them. After the rows, if they are a chain, the following states are written. `scratch` is the address of this
     thread's working memory: float32[key_dim, STATE_COLUMNS], float32[2, key_dim], float32[2, STATE_COLUMNS].
     """
     step = read_step(Recur, words)
@@ -66,7 +66,7 @@ def recur(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scrat
 
 @kernel
 def pass_path(step: Recur, state: np.ndarray, sequence: Sequence, row: int, head: int, part: int, scratch: int) -> None:
-    """Pass a row of a tree and its ancestors, from behind the committed rows on."""
+    """Pass a row of a tree and its ancestors, from after the committed rows on."""
     depth = read_i64(state[STOP] + 8 * (sequence.first_row + row)) - 1 - sequence.length
     for level in range(depth + 1):
         passed = ancestor(sequence.paths, sequence.path_width, row, level)
@@ -92,7 +92,7 @@ def pass_cached(step: Recur, record: int, base: int, position: int, head: int, p
     """Pass the row at a position, which was computed by an earlier forward, for the columns of a part.
 
     Its keys and values are summed again, as they were, from the rows of the convolution's cache, which begins at the
-    position `base`, and its gates lie behind these.
+    position `base`, and its gates lie after these.
     """
     size, halves, row, own_key = step.key_dim, record + 8 * (CACHES + step.cache), position - base, key_head(step, head)
     key, query = scratch + size * LINE, scratch + size * LINE + 4 * size
@@ -121,7 +121,7 @@ def key_head(step: Recur, head: int) -> Any:
 @kernel
 def update(step: Recur, b: float, a: float, value: int, out: int, head: int, scratch: int) -> None:
     """S *= decay; S += k outer (share * (v - k @ S)); out = q @ S, for the columns of a part. S, k and q are in the
-    working memory, one behind the other.
+    working memory, one after the other.
     """
     size = step.key_dim
     key, query = scratch + size * LINE, scratch + size * LINE + 4 * size

@@ -80,7 +80,7 @@ def run(
         arrivals += threads * count
         done += count
         if not turns:
-            break  # behind the last barrier no slot is read: the next call may write it while this thread is stopped
+            break  # after the last barrier no slot is read: the next call may write it while this thread is stopped
         if thread == 0:
             state[slots.TURN] = continue_run(state, draft_state, turn)
             place = slots.DRAFT_TICKS if turn == slots.DRAFT else slots.FORWARD_TICKS
@@ -275,7 +275,7 @@ def verify(state: np.ndarray) -> Any:
     negative for none. Tokens, keys and values of what is accepted are moved next to those before.
 
     Rows of a draft of depth 2 with widths 3 and 2: first the newest token, then the first guess of each step, a chain,
-    and behind it the other guesses, step by step:
+    and after it the other guesses, step by step:
 
         row       0        1        2        3  4     5
         token     newest   a1       b1       a2 a3    b2

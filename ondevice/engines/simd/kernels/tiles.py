@@ -484,7 +484,7 @@ class _PairedTile(_Tile):
 
 
 def _prefetch(builder: Any, lines: Prefetched, at: int) -> None:
-    """Prefetch the lines `at` bytes behind some, each into its level."""
+    """Prefetch the lines `at` bytes after some, each into its level."""
     for pointer, offset, level in lines:
         prefetch(builder, pointer, offset + at, level)
 

@@ -129,7 +129,7 @@ def _mtp_plan(
     caches: Mapping[int, int],
     lookup: LookupSettings | None,
 ) -> DraftPlan:
-    """Plan a step with the target's MTP layer, as `drafter_plan` does. The residual stream behind the layer is the
+    """Plan a step with the target's MTP layer, as `drafter_plan` does. The residual stream after the layer is the
     hidden state of the next step.
     """
     buffers, width = builder.buffers, model.config.hidden_size

@@ -64,7 +64,7 @@ class MtpPlanner:
         self._taps = np.array([[0], [1]], np.float32).repeat(width, axis=1)
 
     def add_rows(self, hidden: int) -> None:
-        """Add the steps of a forward's rows, whose residual stream behind the last layer is at an address.
+        """Add the steps of a forward's rows, whose residual stream after the last layer is at an address.
 
         The projected state of the row before comes from the same forward or from the cache, as the products of a
         convolution do.

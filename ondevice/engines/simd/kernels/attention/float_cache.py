@@ -58,7 +58,7 @@ def lay_queries(scratch: Scratch, count: int, head_dim: int) -> None:
     """Lay the queries of `count` pairs tile by tile, float32[head_dim, members].
 
     Four queries are written at a time. Where a tile has fewer, the last one is written beyond the end of a row, and
-    overwritten: by the next row, by the first queries of its own tile, which come last, or by the next tile. Behind the
+    overwritten: by the next row, by the first queries of its own tile, which come last, or by the next tile. After the
     last tile there is room: MAX_PAIRS end with a tile of four.
     """
     first = 0

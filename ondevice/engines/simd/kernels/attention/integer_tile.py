@@ -48,7 +48,7 @@ TILE_PAIRS = 8
 KEYS_AHEAD, VALUES_AHEAD = 2, 8
 """Units from that whose keys, or values, are read to the one that is prefetched: whole keys, but values by 16 numbers.
 
-Between two units of a KV head lie those of the others. While 4 and 1 KiB behind what is read were prefetched, wherever
+Between two units of a KV head lie those of the others. While 4 and 1 KiB after what is read were prefetched, wherever
 they belonged, forwards of 1, 2 and 5 rows after 7,900 tokens took 1.08 to 1.18, 1.07 to 1.16 and 1.04 to 1.09 times as
 long (SmolLM2-135M, two cores of an AMD Zen 4). With 4 and 16 units, and with 1 and 4, they take up to 1.07 times as
 long.

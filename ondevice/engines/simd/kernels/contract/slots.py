@@ -106,7 +106,7 @@ sequence's first row; 0 for a chain."""
 BASE = 7
 """Two fields: the first position in its caches, for each kind of attention."""
 UNREAD = 9
-"""Number of its last committed tokens that its states are not behind yet."""
+"""Number of the last committed tokens that its states do not include yet."""
 CACHES = 10
 """From here on, the addresses of each layer's keys and values; after all of these, the addresses of each layer's codes
 of keys and their codebook, or 0, or of its present and following states."""

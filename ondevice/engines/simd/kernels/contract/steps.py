@@ -494,7 +494,7 @@ class Convolve(NamedTuple):
 
     row_set: int
     x: int
-    """Address of the first row's B, C and x, float32[3, channels], or of x, float32[channels]; behind it are the sums,
+    """Address of the first row's B, C and x, float32[3, channels], or of x, float32[channels]; after it are the sums,
     float32[channels], unless they have an address of their own."""
     stride: int
     """Bytes to the next row's."""
@@ -515,8 +515,8 @@ class Convolve(NamedTuple):
     sums: int = 0
     """Address of float32[rows, channels], the sums of x themselves; 0 for the other two forms."""
     gates: int = 0
-    """Address of float32[rows, 2, heads]: the first of a row's two is written behind the first half of its row in the
-    cache, the second behind the second half; 0 for none."""
+    """Address of float32[rows, 2, heads]: the first of a row's two is written after the first half of its row in the
+    cache, the second after the second half; 0 for none."""
     heads: int = 0
 
 
