@@ -11,10 +11,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ondevice import __version__
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, near, one_line, shown, system_error
@@ -184,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete()
     words = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
+    if argv is None:
+        _drop_unwritable_diagnostics()
     if not words:
         print(_overview().format_help(), end="", file=sys.stderr)
         return MISTAKE
@@ -307,6 +310,36 @@ def _open_closed_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def _drop_unwritable_diagnostics() -> None:
+    """Let standard error drop what it cannot write: a full disk under a log must not end a server."""
+    stream = sys.stderr
+    raw = getattr(stream.buffer, "raw", None) if isinstance(stream, io.TextIOWrapper) else None
+    if isinstance(raw, io.RawIOBase):
+        writer = io.BufferedWriter(_Diagnostics(raw))
+        sys.stderr = io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True)
+
+
+class _Diagnostics(io.RawIOBase):
+    """A stream whose failures are no errors."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+
+    def write(self, data: Any, /) -> int:
+        with suppress(OSError):
+            return self._raw.write(data) or 0
+        return memoryview(data).nbytes
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._raw.isatty()
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
 
 
 def _flush_output() -> None:

@@ -2,9 +2,9 @@
 
 Unlike keys and values, a state has no rows that could be dropped: it includes all tokens up to one position. So each
 layer has two: the *present* one, after the committed tokens, and the *following* one, after all rows of the last
-forward. If all rows of a chain are committed, the two change places (`advance`). Otherwise the present state catches up in the
-next forward: `simd` applies the keys, values and gates that the convolution's cache has kept, `ort` runs those tokens
-again through all layers.
+forward. If all rows of a chain are committed, the two change places (`advance`). Otherwise the present state catches up
+in the next forward: `simd` applies the keys, values and gates that the convolution's cache has kept, `ort` runs those
+tokens again through all layers.
 """
 
 from __future__ import annotations

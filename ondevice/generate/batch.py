@@ -44,6 +44,17 @@ WakeupEvent = SimpleQueue[None]
 can leave its lock held forever."""
 
 
+class Turn:
+    """A request that waits for a slot.
+
+    thread : identifier of the thread that waits
+    """
+
+    def __init__(self) -> None:
+        self.wakeup: WakeupEvent = SimpleQueue()
+        self.thread = threading.get_ident()
+
+
 class Slot:
     """The right of one sequence to take part in forwards, from its first to its last. Used by one thread at a time.
 
@@ -171,7 +182,7 @@ class Batch:
         self._lock = ReentrantLock()  # reentrant: a signal handler may call `wake` while its own thread holds it
         self._references: list[weakref.ref[Slot]] = []
         """The slots in use. Weak, so that a slot whose owner was lost to an interrupt becomes free."""
-        self._queue: list[weakref.ref[WakeupEvent]] = []
+        self._queue: list[weakref.ref[Turn]] = []
         """Requests that wait for a slot, first come, first served. Weak for the same reason: one that an interrupt has
         left behind would be waited for by all later ones."""
         self._driver: Slot | None = None
@@ -187,7 +198,7 @@ class Batch:
         return _alive(self._references)
 
     @property
-    def _turns(self) -> list[WakeupEvent]:
+    def _turns(self) -> list[Turn]:
         return _alive(self._queue)
 
     @property
@@ -208,10 +219,10 @@ class Batch:
             The slot; None if `cancelled` returned True before one was free.
 
         Raises:
-            UsageError: all slots belong to unfinished generations of this very thread, which would wait for itself;
-                this call may come from a callback of one of them.
+            UsageError: all slots belong to unfinished generations of threads that wait for a slot themselves, as this
+                one does; this call may come from a callback of one of them.
         """
-        turn: WakeupEvent = SimpleQueue()
+        turn = Turn()
         try:
             with self._lock.lock:
                 self._queue.append(weakref.ref(turn))
@@ -222,7 +233,7 @@ class Batch:
                         self._references = [weakref.ref(each) for each in (*self._slots, slot)]
                         return slot
                     self._check_others()
-                _sleep(turn, POLL_S)
+                _sleep(turn.wakeup, POLL_S)
             return None
         finally:
             with self._lock.lock:
@@ -233,18 +244,21 @@ class Batch:
         """Let all waiting requests check whether a slot is free, or whether they were cancelled."""
         with self._lock.lock:
             for turn in self._turns:
-                turn.put(None)
+                turn.wakeup.put(None)
 
     def _check_others(self) -> None:
-        """Raise UsageError if no slot can become free while this thread waits."""
-        own = threading.get_ident()
-        slots = self._slots
-        if len(slots) >= self._max_slots and all(slot.thread == own for slot in slots):
-            have = "a generation that is" if len(slots) == 1 else f"{len(slots)} generations that are"
-            raise UsageError(
-                f"this thread has {have} not finished, and the model runs {self._max_slots} at a time: finish or close "
-                "one of them, or load the model with a larger max_sequences"
-            )
+        """Raise UsageError if no slot can become free while the threads wait that have them."""
+        slots, waiting = self._slots, {turn.thread for turn in self._turns}
+        if len(slots) < self._max_slots or not all(slot.thread in waiting for slot in slots):
+            return
+        if len({slot.thread for slot in slots}) == 1:
+            who = f"this thread has {len(slots)} unfinished generation{'s' if len(slots) > 1 else ''}"
+        else:
+            who = f"{len(slots)} threads with an unfinished generation each wait for another one"
+        raise UsageError(
+            f"{who}, and the model runs {self._max_slots} at a time: finish or close one of them, or load the model "
+            "with a larger max_sequences"
+        )
 
     def _leave(self, slot: Slot) -> None:
         with self._lock.lock:

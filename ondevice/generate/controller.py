@@ -322,8 +322,8 @@ def make_controller(name: str, num_assistant_tokens: int | None, costs: Costs) -
 
     Args:
         name: `constant`, `heuristic` or `auto`.
-        num_assistant_tokens: tokens per draft for `constant`, in the controller's first draft for `heuristic`, at most for
-            `auto`; None for the controller's own default.
+        num_assistant_tokens: tokens per draft for `constant`, in the first draft of the controller for `heuristic`, at
+            most for `auto`; None for the controller's own default.
         costs: what it reads and updates.
 
     Raises:

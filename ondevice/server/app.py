@@ -305,7 +305,9 @@ def _read(read_request: ReadRequest, fields: RequestFields) -> tuple[CompletionR
 
 
 def tokenize(model: Model, fields: RequestFields) -> dict[str, Any]:
-    """llama.cpp's `/tokenize`: token ids of a text; `with_pieces` adds the text of each token."""
+    """llama.cpp's `/tokenize`: token ids of a text; `with_pieces` adds the text of each token, or a list of its bytes
+    where they are no UTF-8.
+    """
     fields.required("content")
     text = fields.text("content") or ""
     check_characters(len(text), model.context_length)
@@ -316,8 +318,15 @@ def tokenize(model: Model, fields: RequestFields) -> dict[str, Any]:
         parse_special=fields.flag("parse_special") if "parse_special" in fields else True,
     )
     if fields.flag("with_pieces"):
-        return {"tokens": [{"id": each, "piece": tokenizer.text_of(each)} for each in ids]}
+        return {"tokens": [{"id": each, "piece": _piece(tokenizer.token_bytes(each))} for each in ids]}
     return {"tokens": ids}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def detokenize(model: Model, fields: RequestFields) -> dict[str, Any]:

@@ -501,7 +501,8 @@ class Delimiter:
     def __init__(self, pattern: str) -> None:
         """
         Args:
-            pattern: characters, classes, groups, alternatives and repetitions that hold no other repetition.
+            pattern: characters, classes, groups, alternatives and repetitions that hold no other repetition, and only
+                `?` alternatives.
 
         Raises:
             ValueError: it has anything else, too many repetitions, or matches the empty text.
@@ -542,11 +543,14 @@ def literals(texts: Iterable[str]) -> str:
 
 
 class _Piece(NamedTuple):
-    """Part of a pattern: the expression itself, that of its proper beginnings, and the number of repetitions in it."""
+    """Part of a pattern: the expression itself, that of its proper beginnings, the number of repetitions in it, and
+    whether it has alternatives.
+    """
 
     whole: str
     begun: str = ""
     repetitions: int = 0
+    branches: bool = False
 
 
 _TOKEN = re.compile(
@@ -584,11 +588,12 @@ def _piece(tokens: Iterator[tuple[str, str]]) -> _Piece:
             sequence.append(_piece(tokens))
         elif kind == "atom":
             sequence.append(_Piece(text))
-        elif sequence and not sequence[-1].repetitions:
+        elif not sequence or sequence[-1].repetitions or (sequence[-1].branches and text != "?"):
+            # a text could be read in so many ways that a search would take for ever, as by `(?:a|aa)*b`
+            raise ValueError(f"a pattern repeats a repetition or alternatives: {text!r}")
+        else:
             piece = sequence.pop()
             sequence.append(_Piece(piece.whole + text, f"{piece.whole}*{piece.begun}", 1))
-        else:  # a repetition of a repetition could take for ever
-            raise ValueError(f"a pattern has a repetition of a repetition: {text!r}")
     begun = []
     for sequence in sequences:
         beginnings = sequence[-1].begun if sequence else ""
@@ -597,4 +602,5 @@ def _piece(tokens: Iterator[tuple[str, str]]) -> _Piece:
         begun.append(beginnings)
     whole = "|".join("".join(piece.whole for piece in sequence) for sequence in sequences)
     repetitions = sum(piece.repetitions for sequence in sequences for piece in sequence)
-    return _Piece(f"(?:{whole})", f"(?:{'|'.join(begun)})", repetitions)
+    branches = len(sequences) > 1 or any(piece.branches for piece in sequences[0])
+    return _Piece(f"(?:{whole})", f"(?:{'|'.join(begun)})", repetitions, branches)

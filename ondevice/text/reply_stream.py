@@ -104,7 +104,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: str | Iterable[str] | None = ()) -> None:
-        self._stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
+        self._stops = (stops,) if isinstance(stops, str | bytes) else tuple(stops or ())
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
                 raise UsageError(f"a stop string must be a non-empty string, not {stop!r}")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import threading
 from collections.abc import Sequence, Set
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from ondevice import machine
 from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
+
+MAX_GROWTH, MAX_ADDED, MAX_PROCESSOR = 64, 1024, 1 << 14
+"""Most characters that a normaliser or a decoder may make of one, and add to a text; bytes of JSON of a post-processor,
+which names each token that it puts around a text. Published ones make 1 of 1, and have 2 KB."""
 
 LONG = 1 << 14
 """Characters from which a text is encoded without keeping other threads from running."""
@@ -77,6 +82,7 @@ class Tokenizer:
         try:
             _check_charsmaps(data)
             backend = tokenizers.Tokenizer.from_buffer(data)  # a string of Gemma's 33 MB would take 0.1 s, and 90 MB
+            _check_growth(backend)
         except BaseException as error:  # the library raises nothing narrower
             pass_on(error)
             raise BundleCorruptError(f"{path} is not a tokenizer ({reason(error)}): export the bundle again") from error
@@ -276,6 +282,7 @@ def _failure(doing: str, error: BaseException) -> BundleCorruptError:
     return BundleCorruptError(f"the tokenizer cannot {doing} this ({reason(error)}): export the bundle again")
 
 
+_TABLE = "precompiled_charsmap"
 ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
 """An escape in JSON that may hide a letter of a name. Escapes of control characters are in many vocabularies."""
 
@@ -288,19 +295,51 @@ def _check_charsmaps(data: bytes) -> None:
         ValueError: there is such a table.
     """
     # Gemma's tokenizer has no such table, and parsing its 33 MB takes half a second.
-    if b"Precompiled" not in data and not ESCAPED_LETTER.search(data):
-        return
-    left = [json.loads(data).get("normalizer")]
-    while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += node
-        elif isinstance(node, dict):
-            left += node.values()
-            if node.get("type") == "Precompiled":
-                table = base64.b64decode(node.get("precompiled_charsmap", ""))
-                if not 4 <= int.from_bytes(table[:4], "little") <= len(table) - 4:
-                    raise ValueError("its character map is damaged")
+    if b"Precompiled" in data or ESCAPED_LETTER.search(data):
+        json.loads(data, object_pairs_hook=_with_good_tables)
+
+
+def _with_good_tables(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. All of its fields are looked at: the library reads each of several with one name."""
+    fields = dict(pairs)
+    if _TABLE in fields:
+        for table in (base64.b64decode(value or "") for name, value in pairs if name == _TABLE):
+            if not 4 <= int.from_bytes(table[:4], "little") <= len(table) - 4:
+                raise ValueError("its character map is damaged")
+    return fields
+
+
+def _check_growth(backend: tokenizers.Tokenizer) -> None:
+    """Refuse steps that make a text many times as long: some replacements in a row, in a file of 8 KB, ask for more
+    memory than there is, for which the library aborts the process.
+
+    Raises:
+        ValueError: there are such steps.
+    """
+    for step in (backend.normalizer, backend.decoder):
+        factor, added = _growth(json.loads(step.__getstate__())) if step is not None else (1, 0)
+        if factor > MAX_GROWTH or added > MAX_ADDED:
+            raise ValueError("it makes texts many times as long")
+    if (processor := backend.post_processor) is not None:
+        state = processor.__getstate__()
+        if len(state) > MAX_PROCESSOR or _growth(json.loads(state))[0] > 1:
+            raise ValueError("it puts too many tokens around a text")
+
+
+def _growth(node: Any) -> tuple[int, int]:
+    """The most characters that a step, or a list of steps, makes of one character, and those that it adds to a text."""
+    if isinstance(node, list):
+        grown = [_growth(each) for each in node]
+        return math.prod(factor for factor, _ in grown), sum(added for _, added in grown)
+    if not isinstance(node, dict):
+        return 1, 0
+    factor, more = _growth([*node.values()])
+    content = len(node["content"]) if isinstance(node.get("content"), str) else 0
+    if node.get("type") == "Replace":  # a regular expression, or no text, may be found between characters too
+        factor *= max(1, content) if node["pattern"].get("String") else 1 + content
+    if isinstance(pieces := node.get("single"), list):  # of a post-processor: tokens, and places of the text
+        factor *= max(1, sum("Sequence" in piece for piece in pieces))
+    return factor, more + len(node.get("prepend") or "")
 
 
 def _why_not_text(text: object) -> str:

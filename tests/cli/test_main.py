@@ -182,6 +182,17 @@ def test_output_that_cannot_be_written_is_one_line(words):
         assert _written_to(full, words) == (2, ["ondevice: no space left on device"])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_diagnostics_that_cannot_be_written_end_no_command(reference_bundle):
+    words = [sys.executable, "-m", "ondevice", "generate", str(reference_bundle), "x", "-n", "2"]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, check=False)
+        refused = subprocess.run([*words[:3], "info", "nowhere"], stderr=full, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout
+    assert refused.returncode == 2
+
+
 @pytest.mark.skipif(os.name == "nt", reason="the shell of Windows cannot close a stream")
 def test_generate_works_with_a_closed_standard_output(reference_bundle):
     words = f'exec "{sys.executable}" -m ondevice generate "{reference_bundle}" x --max-new-tokens 2 >&-'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,37 @@ def test_windows_of_smollm3_are_in_layers_without_rotation(tmp_path: Path) -> No
     np.testing.assert_allclose(logits_of(bundle), loaded_logits(tmp_path / "model"), atol=1e-4)
     target = Bundle.open(bundle).manifest.target
     assert [own.window for own in target.attention] == [None, None, WINDOW, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gemma2", {"sliding_window_pattern": 3}),
+        ("gemma3-multimodal", {}),
+        ("gpt-oss", {"sliding_window_pattern": 3}),
+        ("olmo3", {"sliding_window_pattern": 2}),
+        ("exaone4", {"sliding_window_pattern": 3}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 4}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 4}),
+        ("qwen2-moe", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 4}),
+    ],
+)
+def test_windows_of_layers_that_are_not_listed(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    save_family(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.get("text_config", config).update(layer_types=None, num_hidden_layers=7, **fields)
+    own = {key: value for key, value in config.get("text_config", config).items() if key != "layer_types"}
+    expected = AutoConfig.for_model(**own).layer_types
+    found = families.read_target(config, "config.json").target
+    kinds = [layer.mixer.window for layer in found.layers]
+    assert kinds == [found_window(kinds) if kind == "sliding_attention" else None for kind in expected]
+    assert any(kinds)
+
+
+def found_window(windows: Sequence[int | None]) -> int:
+    """The one window that layers have."""
+    [window] = {each for each in windows if each is not None}
+    return window
 
 
 def change_config(directory: Path, **fields: Any) -> None:
@@ -483,6 +514,7 @@ _QWEN_3_5_MOE = {**_QWEN_3_5, "architectures": ["Qwen3_5MoeForCausalLM"]}
 _QWEN_3_NEXT = {**_QWEN_3_5, "architectures": ["Qwen3NextForCausalLM"]}
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LFM2 = {"architectures": ["Lfm2ForCausalLM"], "num_key_value_heads": 3}
+_OLMO_3 = {"architectures": ["Olmo3ForCausalLM"]}
 _SWASH = {"architectures": ["GraniteMoeSWAForCausalLM"], "sliding_window": 16}
 _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers": 0}
 
@@ -572,7 +604,8 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
         ({**_QWEN_3_NEXT, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\], which is not supported"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
         ({"no_rope_layers": [1]}, "no_rope_layers has not one number for each layer"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "weights quantised by 'fp8' are not supported"),
+        ({**_OLMO_3, "rope_theta": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_theta is None"),
     ],
 )
 def test_what_is_not_supported_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_thread_does_not_wait_for_itself() -> None:
     for slot in slots:
         assert slot is not None
         slot.pause()
-    with pytest.raises(UsageError, match=r"this thread has 2 generations that are not finished.*max_sequences"):
+    with pytest.raises(UsageError, match=r"this thread has 2 unfinished generations.*max_sequences"):
         batch.join()
     assert not batch._queue
     first = slots[0]
@@ -368,6 +368,34 @@ def test_a_thread_does_not_wait_for_itself() -> None:
     first.leave()
     waiting.join(timeout=300)
     assert not waiting.is_alive()
+
+
+def test_threads_do_not_wait_for_each_other() -> None:
+    """Each has a slot and asks for a second one: the last to ask is told, and the other gets the one that it leaves."""
+    batch, both, told = Batch(ToyEngine(), 2), threading.Barrier(2), list[str]()
+
+    def run() -> None:
+        own = batch.join()
+        assert own is not None
+        own.pause()
+        both.wait(timeout=300)
+        try:
+            further = batch.join()
+            assert further is not None
+            further.leave()
+        except UsageError as error:
+            told.append(str(error))
+        own.leave()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+        assert not thread.is_alive()
+    [message] = told
+    assert message.startswith("2 threads with an unfinished generation each wait for another one")
+    assert len(batch) == 0
 
 
 def test_a_slot_that_was_lost_becomes_free() -> None:

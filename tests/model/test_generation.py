@@ -116,7 +116,7 @@ def test_generations_by_turns_in_one_thread(model: Model, bundle: Path) -> None:
 def test_one_thread_does_not_wait_for_itself(slow: Model) -> None:
     streams = [slow.stream(PROMPT) for _ in range(3)]
     next(streams[0]), next(streams[1])
-    with pytest.raises(UsageError, match="2 generations that are not finished"):
+    with pytest.raises(UsageError, match="2 unfinished generations"):
         next(streams[2])
     streams[0].close()
     assert next(slow.stream(PROMPT)).token_ids
@@ -152,7 +152,7 @@ def test_a_callback_does_not_wait_for_its_own_generation(bundle: Path) -> None:
         def answer(done: int, total: int) -> None:
             model.generate(PROMPT, max_new_tokens=1)
 
-        with pytest.raises(UsageError, match="this thread has a generation that is not finished"):
+        with pytest.raises(UsageError, match="this thread has 1 unfinished generation"):
             model.generate(PROMPT, on_prefill=answer)
         assert free(model)
 

@@ -46,6 +46,11 @@ def test_tokenize_and_detokenize(served, served_model):
     plain = served.post("/tokenize", content=text, parse_special=False, with_pieces=True).body["tokens"]
     assert [each["id"] for each in plain] == tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     assert plain[0]["piece"] == "def"
+    mixed = "é a b\n🎉"
+    pieces = [each["piece"] for each in served.post("/tokenize", content=mixed, with_pieces=True).body["tokens"]]
+    assert b"".join(bytes(each) if isinstance(each, list) else each.encode() for each in pieces).decode() == mixed
+    assert any(isinstance(each, list) for each in pieces)  # no token of this vocabulary is a whole 🎉
+    assert " a" in pieces
     assert served.post("/detokenize", tokens=ids).body == {"content": text}
 
 

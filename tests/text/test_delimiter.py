@@ -13,7 +13,8 @@ PATTERNS = [
     r"\s*(?:<x>|<yy>)",
     r"<call:(?P<name>\w+)",
     r"a[^b\]]+b?c",
-    "(?:ab|c)+d",
+    "(?:ab|c)?d",
+    "(?:ab)+d",
     r"x{2,3}y",
     ".z",
 ]
@@ -87,6 +88,9 @@ def test_groups():
         "[",
         "x{2}{3}",
         "a*b*c*d*e",
+        "(?:.|..)*!",
+        "(?:a|b)+c",
+        "((?:a|b)c){2}",
     ],
 )
 def test_what_is_not_understood_or_could_take_for_ever(pattern):

@@ -177,12 +177,57 @@ def test_no_escaped_letter_hides_such_a_table(tmp_path, place):
         Tokenizer.from_file(path)
 
 
+def test_none_of_two_normalizers_hides_such_a_table(tmp_path):
+    path = altered(tmp_path / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "////////"})
+    path.write_text(path.read_text("utf-8").removesuffix("}") + ', "normalizer": null}', "utf-8")
+    with pytest.raises(BundleCorruptError, match="character map is damaged"):
+        Tokenizer.from_file(path)
+
+
+def replacement(pattern, content, times):
+    return [{"type": "Replace", "pattern": pattern, "content": content}] * times
+
+
+TEXT, TOKEN = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "s", "type_id": 0}}
+
+
+def around(single, ids=1):
+    """A post-processor with these pieces, of which the token stands for so many."""
+    tokens = {"s": {"id": "s", "ids": [0] * ids, "tokens": ["a"] * ids}}
+    return {"type": "TemplateProcessing", "single": single, "pair": [TEXT, TEXT], "special_tokens": tokens}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": replacement({"String": "a"}, "a" * 200, 6)}),
+        ("normalizer", {"type": "Sequence", "normalizers": replacement({"String": ""}, "ab", 6)}),
+        ("normalizer", {"type": "Sequence", "normalizers": replacement({"Regex": "(?=a)"}, "aaaa", 4)}),
+        ("normalizer", {"type": "Prepend", "prepend": "a" * 5000}),
+        ("decoder", {"type": "Sequence", "decoders": replacement({"String": "a"}, "a" * 1000, 5)}),
+        ("post_processor", {"type": "Sequence", "processors": [around([TEXT] * 20)] * 8}),
+        ("post_processor", around([TOKEN, TEXT], ids=100_000)),
+    ],
+)
+def test_a_file_that_makes_texts_many_times_as_long_is_refused(tmp_path, name, step):
+    path = altered(tmp_path / "tokenizer.json", **{name: step})
+    with pytest.raises(BundleCorruptError, match=r"times as long|too many tokens"):
+        Tokenizer.from_file(path)
+
+
+def test_usual_replacements_are_read(tmp_path):
+    steps = [*replacement({"String": " "}, "▁", 3), {"type": "Prepend", "prepend": "▁"}]
+    path = altered(tmp_path / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+    assert Tokenizer.from_file(path).encode("abc")
+
+
 def test_a_file_with_control_characters_is_parsed_once(tmp_path, monkeypatch):
     """Gemma's vocabulary has some: to parse it twice took half a second."""
     normalizer = {"type": "Replace", "pattern": {"String": "\x02"}, "content": " "}
     path = altered(tmp_path / "tokenizer.json", normalizer=normalizer)
     assert r"\u0002" in path.read_text("utf-8")
-    monkeypatch.setattr("ondevice.text.tokenizer.json.loads", lambda text: pytest.fail("parsed"))
+    parse, whole = json.loads, len(path.read_bytes())
+    monkeypatch.setattr("ondevice.text.tokenizer.json.loads", lambda text: parse(text[: whole // 2]))  # or it fails
     assert Tokenizer.from_file(path).encode("abc")
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
-from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.bundle import GGUF, TOKENIZER, Bundle
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.tensor_table import EMBEDDING, MTP
 from ondevice.engines.simd.layer_inputs import LayerInputs
@@ -27,7 +27,6 @@ from ondevice.text.prompt_file import read_text
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.calibration.rounding import DAMPING, Factors, Moments, column_factors, feedback
 from ondevice_export.calibration.unfinished import UnfinishedExport
-from ondevice_export.checkpoint.source import GGUF
 from ondevice_export.gguf.architectures import MATRICES
 from ondevice_export.gguf.blocks import to_float32
 from ondevice_export.gguf.file import GgufFile

@@ -20,6 +20,9 @@ presents its metadata as such a mapping.
     linear_experts       whether experts of Granite are named `input_linear` and `output_linear`; false for a file
     norm_offset          added to the weights of norms, where a family stores them without; 0 for a file that has it
                          added already
+    window_period        of so many layers the last has no window; of classes that do not read `sliding_window_pattern`
+    alternating_windows  whether of the first `max_window_layers` layers every other one has a window, the first one
+                         too; otherwise all others have it. Only of classes that read this number
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from ondevice_export.checkpoint.json_fields import JsonFields
 SLIDING, FULL, CONVOLUTION, DELTA = "sliding_attention", "full_attention", "conv", "linear_attention"
 _OTHER_MIXERS = {"conv_L_cache": CONVOLUTION, "linear_conv_kernel_dim": DELTA}
 """Fields of the classes that have other layers than attention -> the kind of these."""
+_PERIODS = {"window_period": 1, "sliding_window_pattern": 1, "full_attention_interval": 0}
+"""Fields with the number of layers of which one has no window: the last one, or of Granite the first."""
 _ORIGINAL = "original_max_position_embeddings"
 
 _UNSUPPORTED = (
@@ -60,6 +65,8 @@ _OF_SOME_CLASSES = (
     "sliding_window",
     "sliding_window_pattern",
     "use_sliding_window",
+    "window_period",
+    "alternating_windows",
 )
 """Fields that are read only where the defaults name them. A configuration may still have those of the model that it was
 made from, which transformers ignores."""
@@ -153,11 +160,13 @@ def _windows(fields: JsonFields) -> list[str]:
         return [FULL] * count
     if "no_rope_layers" in data:  # SmolLM3: layers without rotation have the window
         return [FULL if rotates else SLIDING for rotates in data["no_rope_layers"]]
-    for name, before in {"sliding_window_pattern": 1, "full_attention_interval": 0}.items():  # the latter of Granite
+    for name, before in _PERIODS.items():
         if name in data:
             every = fields.integer(name)
             return [SLIDING if (index + before) % every else FULL for index in range(count)]
     first = fields.integer("max_window_layers", 0, minimum=0)
+    if fields.flag("alternating_windows"):
+        return [SLIDING if index < first and index % 2 == 0 else FULL for index in range(count)]
     return [SLIDING if index >= first else FULL for index in range(count)]
 
 

@@ -25,6 +25,7 @@ class Rotary(NamedTuple):
     factor: float = 1.0
 
 
+@np.errstate(all="ignore")  # numbers beyond floats give frequencies that are refused
 def rotary(parameters: JsonFields, head_dim: int, context: int, *, longest: int = 0) -> Rotary:
     """The rotary embedding of an entry of `rope_parameters`.
 

@@ -80,7 +80,7 @@ _SECOND = {
     "rope_theta": 10_000.0,
     "max_position_embeddings": 8192,
     "sliding_window": 4096,
-    "sliding_window_pattern": 2,
+    "window_period": 2,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }

@@ -52,7 +52,7 @@ _DEFAULTS = {
     "num_key_value_heads": 8,
     "head_dim": 64,
     "sliding_window": 128,
-    "sliding_window_pattern": 2,
+    "window_period": 2,
     "hidden_act": "silu",
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-5,

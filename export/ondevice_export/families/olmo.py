@@ -36,7 +36,7 @@ def _unscaled_windows(data: dict[str, Any]) -> dict[str, Any]:
     if "rope_scaling" not in data:
         return data
     full = data["rope_parameters"][FULL]
-    plain = {"rope_type": "default", "rope_theta": full["rope_theta"]}
+    plain = {"rope_type": "default", "rope_theta": full.get("rope_theta")}
     return {**data, "rope_parameters": {FULL: full, SLIDING: plain}}
 
 
@@ -65,7 +65,7 @@ FAMILIES = (
     Family(
         name="olmo3",
         architectures=("Olmo3ForCausalLM",),
-        defaults={**_DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+        defaults={**_DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096, "window_period": 4},
         layer=layer,
         spelling=_unscaled_windows,
     ),

@@ -34,6 +34,7 @@ _DEFAULTS = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
+    "alternating_windows": True,
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 1408,
     "shared_expert_intermediate_size": 5632,

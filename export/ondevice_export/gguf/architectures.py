@@ -859,7 +859,8 @@ def find_architecture(metadata: Mapping[str, Any], origin: str) -> Architecture:
     """
     name = metadata.get("general.architecture")
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if metadata.get(f"{name}.expert_count"):
+    experts = metadata.get(f"{name}.expert_count")
+    if isinstance(experts, int) and experts:
         found = _WITH_EXPERTS.get(str(name), found)
     if found is None:
         known = ", ".join(ARCHITECTURES)

@@ -23,6 +23,8 @@ from ondevice_export.checkpoint.json_fields import JsonFields
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens (`enum llama_token_type`)."""
 
+_MOST_MERGES = 1 << 20
+"""Most merges that are derived of a vocabulary, each of 400 bytes here; Gemma 3's 262,144 tokens give 514,906."""
 _LONGEST = 512
 """Longest token in characters; Gemma's has 31, and merges are looked for at every place in a token."""
 
@@ -296,6 +298,8 @@ def _derived_merges(vocabulary: Vocabulary) -> list[Sequence[str]]:
             if left in ids and right in ids:
                 pairs.append((left, right))
                 places.append((token, at, len(text) - at, ids[left]))
+        if len(pairs) > _MOST_MERGES:
+            raise CheckpointError(f"{vocabulary.origin} has a damaged vocabulary: more than {_MOST_MERGES} merges")
     tokens, left_sizes, right_sizes, left_ids = np.array(places, np.int64).reshape(-1, 4).T
     order = np.lexsort((left_ids, tokens, -right_sizes, -left_sizes, -scores[tokens]))
     return [pairs[at] for at in order]

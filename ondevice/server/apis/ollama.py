@@ -44,6 +44,8 @@ STAYING = timedelta(days=106_751)
 command shows `Forever`, and `Stopping...` without a time."""
 ROLES = ("system", "user", "assistant", "tool")
 
+PENALTIES = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""Options that `repeat_last_n` is about, and the values that switch them off."""
 STARTED = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "low_vram", "f16_kv", "logits_all"),
     *("vocab_only", "use_mmap", "use_mlock", "embedding_only", "numa", "mirostat_tau", "mirostat_eta"),
@@ -113,6 +115,8 @@ def _request(
     fields.ignore(*BESIDE_OPTIONS)
     inner = fields.inner("options")
     inner.ignore(*STARTED)
+    if all(inner.get(name, off) == off for name, off in PENALTIES.items()):
+        inner.ignore("repeat_last_n")  # Ollama's default of 64 is sent by front ends
     inner.refuse("penalties count the whole text", repeat_last_n=-1, penalize_newline=True)
     request = read_request(inner, NAMES, prompts, options)
     thinks = {"thinking": "think"} if options.get("thinking") else {}

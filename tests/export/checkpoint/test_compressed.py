@@ -170,6 +170,7 @@ def test_what_is_not_supported_is_named(
 DAMAGES: dict[str, tuple[str, torch.Tensor | None, str]] = {
     "order": ("weight_g_idx", torch.zeros(128, dtype=torch.int32), "lie in another order"),
     "no scales": ("weight_scale", None, "without"),
+    "both": ("weight", torch.zeros(128, 128), "beside"),
     "rows": ("weight_scale", torch.ones(5, 4), "do not fit"),
     "groups": ("weight_scale", torch.ones(128, 3), "do not fit"),
     "type": ("weight_packed", torch.zeros(128, 16), "do not fit"),

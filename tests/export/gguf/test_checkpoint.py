@@ -319,6 +319,14 @@ def test_experts_of_a_dense_architecture_are_not_supported(tmp_path: Path) -> No
         GgufCheckpoint(path)
 
 
+def test_a_list_of_experts_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _written(path, "qwen2", _made("qwen2")).close()
+    _rewrite(path, {"qwen2.expert_count": [8, 8]})
+    with pytest.raises(CheckpointError, match="expert_count is"):
+        GgufCheckpoint(path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "said", "change"),
     [

@@ -270,6 +270,18 @@ def test_what_is_not_read_is_said_in_one_line(tmp_path: Path, said: str, fields:
     assert "\n" not in str(caught.value)
 
 
+def test_a_vocabulary_of_too_many_merges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 4 MB can have two million of them, which take 1.6 GB."""
+    tokens = ["<unk>", *("a" * length for length in range(1, 40))]
+    kinds = [Kinds.UNKNOWN, *[Kinds.NORMAL] * 39]
+    path = tmp_path / "a.gguf"
+    write_vocabulary(path, tokens=tokens, kinds=kinds, scores=[0.0] * 40, model="llama", unknown=0)
+    assert make_tokenizer(_vocabulary(path, 40))
+    monkeypatch.setattr("ondevice_export.gguf.tokenizer._MOST_MERGES", 700)  # 1 + 2 + ... + 38 are 741
+    with pytest.raises(CheckpointError, match="more than 700 merges"):
+        make_tokenizer(_vocabulary(path, 40))
+
+
 def test_a_pre_tokenizer_that_is_no_name() -> None:
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": np.array([1, 2])}
     with pytest.raises(CheckpointError, match=r"pre is .* expected a text"):

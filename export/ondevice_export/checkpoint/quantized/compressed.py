@@ -107,6 +107,8 @@ def join_packed(
             )
         if base + _SCALES not in tensors:
             raise CheckpointError(f"{origin} holds {full} without {base + _SCALES}")
+        if f"{base}.weight" in tensors:
+            raise CheckpointError(f"{origin} holds {base}.weight beside {full}")
         for suffix in (_PACKED, _SCALES, _ZEROS, _SHAPE):
             found.pop(base + suffix, None)
         (file, packed), scales, zeros = tensors[full], tensors[base + _SCALES], tensors.get(base + _ZEROS)

@@ -19,6 +19,9 @@ METHOD = "gemma"
 BITS = (2, 4, 8)
 
 _MAX_PATTERNS = 10_000
+_MAX_REPETITIONS = 4
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[:=!P<]*|[(|)]|(?:[*+?]|\{\d*,?\d*\})[?+]?|.", re.DOTALL)
+"""An escaped character, a class, a bracket, the bar, a repetition, or another character."""
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 
@@ -119,6 +122,30 @@ def _plain(fields: JsonFields) -> tuple[str, ...]:
 
 def _pattern(text: str, origin: str) -> re.Pattern[str]:
     try:
-        return re.compile(text)
+        compiled = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise CheckpointError(f"{origin}: {text!r:.99} is no regular expression ({error})") from error
+    if not _matches_soon(text):
+        raise CheckpointError(f"{origin}: {text!r:.99} is a regular expression that could take for ever")
+    return compiled
+
+
+def _matches_soon(pattern: str) -> bool:
+    """Whether a regular expression has few repetitions, and none of a group that has repetitions or alternatives.
+
+    Without those `re` needs at most length**_MAX_REPETITIONS steps; a name of a module has some 60 characters.
+    """
+    count, groups, closed = 0, [False], False
+    for token in _TOKEN.findall(pattern):
+        if token.startswith("("):
+            groups.append(False)
+        elif token == "|":
+            groups[-1] = True
+        elif token[0] in "*+?{":
+            if closed:
+                return False
+            count, groups[-1] = count + 1, True
+        is_varied = token == ")" and groups.pop()  # `re` has checked the brackets
+        closed = is_varied
+        groups[-1] |= is_varied
+    return count <= _MAX_REPETITIONS
