@@ -99,7 +99,7 @@ TOWER_NAMES = {
 
 
 @dataclass(frozen=True)
-class GgufTensor:
+class WrittenTensor:
     """A tensor of a file.
 
     name, shape, kind : as llama.cpp knows it
@@ -137,7 +137,7 @@ def write_shape(path: Path, size: str, head_bits: int) -> None:
     tensors = []
     for name, shape in model.shapes.items():
         kind = tensor_kind(name, shape, Kind.Q4_0, HEAD_KINDS[head_bits])
-        tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(noise_of, shape, kind, blocks)))
+        tensors.append(WrittenTensor(own_name(name, names), shape, kind, partial(noise_of, shape, kind, blocks)))
     write_file(writer, [rope_divisors(config), *tensors])
 
 
@@ -151,7 +151,7 @@ def write_target(path: Path, target: TargetCheckpoint, head_bits: int) -> None:
     tensors = []
     for name, shape in target.shapes.items():
         kind = tensor_kind(name, shape, Kind.Q4_0, HEAD_KINDS[head_bits])
-        tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(_data, target.checkpoint, name, kind)))
+        tensors.append(WrittenTensor(own_name(name, names), shape, kind, partial(_data, target.checkpoint, name, kind)))
     write_file(writer, [rope_divisors(target.config), *tensors])
 
 
@@ -169,7 +169,7 @@ def write_drafter(path: Path, drafter: DrafterCheckpoint, target: TargetCheckpoi
         if name not in _UNREAD:
             own = _DRAFTER_NAMES.get(name) or own_name(name, names)
             kind = tensor_kind(name, shape, Kind.Q8_0, HEAD_KINDS[head_bits])
-            tensors.append(GgufTensor(own, shape, kind, partial(_data, drafter.checkpoint, name, kind)))
+            tensors.append(WrittenTensor(own, shape, kind, partial(_data, drafter.checkpoint, name, kind)))
     write_file(writer, [rope_divisors(drafter.config), *tensors])
 
 
@@ -198,11 +198,11 @@ def write_tower(path: Path) -> None:
         own = tower_name(name)
         stored = (shape[0], 3, E2B_VISION.patch, E2B_VISION.patch) if own == "v.patch_embd.weight" else shape
         kind = Kind.Q8_0 if len(stored) == 2 else Kind.F32
-        tensors.append(GgufTensor(own, stored, kind, partial(noise_of, stored, kind, blocks)))
+        tensors.append(WrittenTensor(own, stored, kind, partial(noise_of, stored, kind, blocks)))
     write_file(writer, tensors)
 
 
-def write_file(writer: Any, tensors: Sequence[GgufTensor]) -> None:
+def write_file(writer: Any, tensors: Sequence[WrittenTensor]) -> None:
     """Write header, metadata and tensors, then close the file; `writer` is gguf's, with all metadata."""
     for tensor in tensors:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, tensor.kind)
@@ -271,13 +271,13 @@ def add_tokens(writer: Any, target: TargetCheckpoint) -> None:
     writer.add_add_bos_token(True)
 
 
-def rope_divisors(config: Target | DrafterEntry) -> GgufTensor:
+def rope_divisors(config: Target | DrafterEntry) -> WrittenTensor:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
     own = next(own for own in config.attention if own.kind == "full")
     frequencies = config.frequencies()[own.rotary or 0]
     half, turning = len(frequencies), int(np.count_nonzero(frequencies))
     divisors = np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
-    return GgufTensor("rope_freqs.weight", divisors.shape, Kind.F32, lambda: [divisors])
+    return WrittenTensor("rope_freqs.weight", divisors.shape, Kind.F32, lambda: [divisors])
 
 
 def own_name(name: str, names: Any) -> str:

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.bundles.gemma4 import E2B_VISION
+from ondevice.arrays import Float32Array
 from ondevice.bundle_format.tensor_table import EMBEDDING
 from ondevice.bundle_format.weight_format import MXFP4, WeightFormat
 from ondevice_export.checkpoint import audio as audio_towers
 
-FloatArray = npt.NDArray[np.float32]
 
-
-def noise() -> FloatArray:
+def noise() -> Float32Array:
     """float32[N]: values that fill matrices repeatedly."""
     return np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
 
@@ -42,7 +41,7 @@ class RandomCheckpoint:
     def kept_format(self, name: str) -> WeightFormat | None:
         return None
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         shape = self._shapes[name]
         if name.endswith(("bias", "sinks")):
             return np.resize(self._noise, shape)
@@ -50,7 +49,7 @@ class RandomCheckpoint:
             return np.full(shape, -1, np.float32)
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         width = self._shapes[name][-1]
         first, count = start * width % len(self._noise), (stop - start) * width
         part = self._twice[first : first + min(count, len(self._noise))]  # a part of no more than the noise is no copy
@@ -58,7 +57,7 @@ class RandomCheckpoint:
             part = part * self._embedding_factor
         return np.resize(part, (stop - start, width)) if len(part) < count else part.reshape(-1, width)
 
-    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
         return self.rows(name, 0, len(indices))
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
@@ -71,7 +70,7 @@ class RandomMxfp4(RandomCheckpoint):
     def kept_format(self, name: str) -> WeightFormat | None:
         return MXFP4 if len(self._shapes[name]) == 3 else None
 
-    def kept_blocks(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint8], FloatArray, None]:
+    def kept_blocks(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint8], Float32Array, None]:
         width = self._shapes[name][-1]
         codes = np.resize(self._noise.view(np.uint8)[::4] & 15, (stop - start, width))
         return codes, np.full((stop - start, width // MXFP4.group), 2.0**-8, np.float32), None
@@ -87,7 +86,7 @@ class RandomTower(RandomCheckpoint):
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         if name.endswith(("_min", "_max")):
             return np.array(20.0 if name.endswith("_max") else -20.0, np.float32)
         shape = self._shapes[name]
@@ -100,13 +99,13 @@ class RandomTower(RandomCheckpoint):
             E2B_VISION.head_dim**-0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1
         )
 
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         *_, width = self._shapes[name]
         first = (zlib.crc32(name.encode()) + start * width) % len(self._noise)
         count = (stop - start) * width
         return np.resize(self._twice[first : first + len(self._noise)], count).reshape(-1, width)
 
-    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> Float32Array:
         return self.rows(name, 0, self._shapes[name][0])[indices]
 
 

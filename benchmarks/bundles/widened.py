@@ -43,10 +43,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.bundles.gemma4 import DRAFTER, TARGET, Fields
-from benchmarks.bundles.random_checkpoints import FloatArray, RandomCheckpoint
+from benchmarks.bundles.random_checkpoints import RandomCheckpoint
 from benchmarks.bundles.shape import described_target
 from benchmarks.command import command_line, run_command
 from ondevice import load
+from ondevice.arrays import Float32Array
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice.bundle_format.decoder import Attention, Decoder, Layer
 from ondevice.bundle_format.model_config import DrafterEntry, ShortlistEntry, Target
@@ -160,12 +161,12 @@ class Placed:
     marks : float32[wide rows], the last column of the wide tensor; None leaves it as it is
     """
 
-    values: FloatArray
+    values: Float32Array
     rows: IntArray
     columns: IntArray
-    marks: FloatArray | None = None
+    marks: Float32Array | None = None
 
-    def picked_rows(self, indices: IntArray, width: int) -> FloatArray:
+    def picked_rows(self, indices: IntArray, width: int) -> Float32Array:
         """The rows `indices` of the wide tensor, float32[n, width]."""
         found = np.zeros((len(indices), width), np.float32)
         own = np.minimum(np.searchsorted(self.rows, indices), len(self.rows) - 1)
@@ -190,7 +191,7 @@ class WidenedCheckpoint(RandomCheckpoint):
         self._placed = placed
         self._order = order
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str) -> Float32Array:
         shape = self._shapes[name]
         if (own := self._placed.get(name)) is None:
             return np.zeros(shape, np.float32) if _is_added(name) else super().read(name)
@@ -198,12 +199,12 @@ class WidenedCheckpoint(RandomCheckpoint):
             return own.picked_rows(np.zeros(1, np.int64), shape[0]).reshape(-1)
         return self.rows(name, 0, shape[0])
 
-    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
         if (own := self._placed.get(name)) is None:
             return super().rows(name, start, stop)
         return own.picked_rows(np.arange(start, stop), self._shapes[name][-1])
 
-    def picked_rows(self, name: str, indices: IntArray) -> FloatArray:
+    def picked_rows(self, name: str, indices: IntArray) -> Float32Array:
         return self._placed[name].picked_rows(indices, self._shapes[name][-1])
 
     def integers(self, name: str) -> IntArray:
@@ -235,7 +236,7 @@ class Widening:
         self._pair, self._wide = pair, wide
         self._spare = wide.hidden_size - 1
 
-    def norm(self, weight: FloatArray, spare: float = 0.0, factor: float | None = None) -> Placed:
+    def norm(self, weight: Float32Array, spare: float = 0.0, factor: float | None = None) -> Placed:
         """A norm over the hidden state.
 
         Args:
@@ -248,7 +249,7 @@ class Widening:
         values = np.append(values, np.float32(LEVEL * RMS / spare))
         return Placed(values[None], np.zeros(1, np.int64), np.append(self.hidden, self._spare))
 
-    def layer(self, tensors: Mapping[str, FloatArray], own: Layer, wide_layer: Layer) -> dict[str, Placed]:
+    def layer(self, tensors: Mapping[str, Float32Array], own: Layer, wide_layer: Layer) -> dict[str, Placed]:
         """A layer's tensors, by their names without the layer's prefix; those of per-layer embeddings are left out."""
         pair, wide = own.mixer, wide_layer.mixer
         assert isinstance(pair, Attention)
@@ -308,7 +309,7 @@ class Vocabulary:
     used: int
     size: int
 
-    def marks(self, used: float) -> FloatArray:
+    def marks(self, used: float) -> Float32Array:
         """float32[size]: the spare column of a table of tokens."""
         return np.where(np.arange(self.size) < self.used, np.float32(used), np.float32(UNUSED)).astype(np.float32)
 
@@ -321,7 +322,7 @@ class Vocabulary:
         return np.concatenate([ordered.reshape(-1), free[filled.size :]])
 
 
-def centroids(values: FloatArray, hidden: IntArray, clusters: ShortlistEntry, wide: ShortlistEntry) -> Placed:
+def centroids(values: Float32Array, hidden: IntArray, clusters: ShortlistEntry, wide: ShortlistEntry) -> Placed:
     """The pair's centroids; some clusters without a used token are always scored, the others never."""
     marks = np.full(wide.clusters, UNUSED, np.float32)
     marks[: clusters.clusters] = 0
@@ -449,7 +450,7 @@ def _shortlists(pair: ShortlistEntry | None, wide: ShortlistEntry | None) -> tup
     return pair, wide
 
 
-def _below(tensors: Mapping[str, FloatArray], prefix: str) -> dict[str, FloatArray]:
+def _below(tensors: Mapping[str, Float32Array], prefix: str) -> dict[str, Float32Array]:
     """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
 

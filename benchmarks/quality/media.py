@@ -26,6 +26,7 @@ from benchmarks.bundles.shape import target_model, with_towers
 from benchmarks.command import add_threads, command_line, run_command, whole
 from benchmarks.forwards import forward
 from benchmarks.speed.media import picture
+from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
@@ -36,8 +37,6 @@ from ondevice.media.images import Pixels
 from ondevice.media.prompt import soft_ids
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles
-
-FloatArray = NDArray[np.float32]
 
 TEXT = 64
 """Tokens after the picture."""
@@ -67,19 +66,19 @@ def opened(graph: Path, threads: int) -> ort.InferenceSession:
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def soft_rows(graph: ort.InferenceSession, pixels: Pixels) -> FloatArray:
-    rows: FloatArray = graph.run([graph_io.SOFT_ROWS], pixels.feeds())[0]
+def soft_rows(graph: ort.InferenceSession, pixels: Pixels) -> Float32Array:
+    rows: Float32Array = graph.run([graph_io.SOFT_ROWS], pixels.feeds())[0]
     return rows
 
 
-def cosines(one: FloatArray, other: FloatArray) -> FloatArray:
+def cosines(one: Float32Array, other: Float32Array) -> Float32Array:
     """The cosine between each row and that of the other array."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    found: FloatArray = (one * other).sum(axis=1) / norms
+    found: Float32Array = (one * other).sum(axis=1) / norms
     return found
 
 
-def log_shares(engine: Engine, vision: VisionEntry, rows: FloatArray, digest: bytes) -> NDArray[np.float64]:
+def log_shares(engine: Engine, vision: VisionEntry, rows: Float32Array, digest: bytes) -> NDArray[np.float64]:
     """float64[TEXT, V]: logarithms of the shares of every next token, in the text after a picture."""
     text = np.random.default_rng(len(digest)).integers(100, engine.target.vocab_size // 2, TEXT).tolist()
     prompt = [2, vision.begin_token_id, *soft_ids(digest, len(rows)), vision.end_token_id]

@@ -37,7 +37,7 @@ PROMPTS = (
 NEW_TOKENS = 100
 
 
-class Setting(NamedTuple):
+class DecodeSetting(NamedTuple):
     """How every round runs.
 
     widths : guesses of each step that are drafted, see `engines.protocol.EngineDrafts`; none without drafts
@@ -48,16 +48,16 @@ class Setting(NamedTuple):
     at_once: int
 
 
-PLAIN = [Setting((), count) for count in (1, 2, 4, 8, 12)]
+PLAIN = [DecodeSetting((), count) for count in (1, 2, 4, 8, 12)]
 DRAFTED = [
-    Setting((1,), 0),
-    *(Setting((1,), count) for count in (1, 4, 8, 12)),
-    *(Setting(widths, 12) for widths in ((2,), (3,), (1, 1), (2, 1), (3, 2))),
+    DecodeSetting((1,), 0),
+    *(DecodeSetting((1,), count) for count in (1, 4, 8, 12)),
+    *(DecodeSetting(widths, 12) for widths in ((2,), (3,), (1, 1), (2, 1), (3, 2))),
 ]
 """With 0 rounds in a call, the draft is made in Python, and its forward is a call of its own."""
 
 
-class Found(NamedTuple):
+class MultiStepFigures(NamedTuple):
     """Tokens per second and per round, and milliseconds of a round and of its part outside the engine."""
 
     tokens_per_s: float
@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def always(setting: Setting) -> Iterator[None]:
+def always(setting: DecodeSetting) -> Iterator[None]:
     """Let every round run by a setting, whatever it costs."""
 
     def plan(self: Controller, drafters: Sequence[Any], limit: int, other_rows: int = 0) -> RoundPlan:
@@ -94,7 +94,7 @@ def always(setting: Setting) -> Iterator[None]:
             each.stop()
 
 
-def measure(model: Model, prompt: str, temperature: float, setting: Setting) -> Found:
+def measure(model: Model, prompt: str, temperature: float, setting: DecodeSetting) -> MultiStepFigures:
     """Decode NEW_TOKENS tokens."""
     with always(setting):
         stats = model.generate(
@@ -106,12 +106,12 @@ def measure(model: Model, prompt: str, temperature: float, setting: Setting) -> 
         ).stats
     rounds = stats.target_forwards
     outside = stats.decode_s - stats.target_s - stats.draft_s
-    return Found(
+    return MultiStepFigures(
         stats.decode_tokens_per_s, stats.tokens_per_round, 1e3 * stats.decode_s / rounds, 1e3 * outside / rounds
     )
 
 
-def report(runs: Mapping[tuple[float, Setting], Sequence[Found]]) -> str:
+def report(runs: Mapping[tuple[float, DecodeSetting], Sequence[MultiStepFigures]]) -> str:
     """Markdown: a line for each temperature and setting."""
     rows = []
     for (temperature, setting), found in runs.items():
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--repeats", type=whole(1), default=4, metavar="N", help="turns of each prompt (default: 4)")
     arguments = parser.parse_args()
-    runs: dict[tuple[float, Setting], list[Found]] = {}
+    runs: dict[tuple[float, DecodeSetting], list[MultiStepFigures]] = {}
     with load(arguments.bundle) as model:
         settings = PLAIN + (DRAFTED if model.manifest.drafter is not None else [])
         with tqdm(total=2 * len(PROMPTS) * arguments.repeats * len(settings), disable=None) as bar:

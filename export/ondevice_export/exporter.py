@@ -15,6 +15,7 @@ from pathlib import Path
 from ondevice.bundle import Bundle, exports_directory
 from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.manifest import Manifest
+from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import BundleError, OndeviceError, PairMismatchError, UsageError, one_line, reason
 from ondevice.machine import expanded
@@ -30,6 +31,7 @@ from ondevice_export.calibration.source import (
     run_text,
 )
 from ondevice_export.calibration.unfinished import remove_unfinished, unfinished_export
+from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import (
@@ -42,7 +44,7 @@ from ondevice_export.checkpoint.models import (
 )
 from ondevice_export.checkpoint.quantized.methods import KEPT, quant_method
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
-from ondevice_export.export_options import ExportOptions
+from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.gguf.checkpoint import GgufCheckpoint, parts
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.manifest import make_manifest, tool_versions
@@ -156,29 +158,20 @@ def write(
         raise UsageError("the weights stay as they were trained: leave --calibrate and --bits-per-weight out")
     if options.bits_per_weight is not None:
         options = dataclasses.replace(options, chosen=choose_formats(target, options.bits_per_weight))
-    shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
     _note_rounding(target, options, note)
     _note_kept(target, options, note)
-    if target.modules is not None:
+    if target.modules is None:
+        needed = estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
+    else:
         note("the weights stay as they were trained; --quantize and --head-bits are for the drafter alone")
         needed = target.modules.bytes()
-    if drafter is not None:
-        shapes.append(drafter.shapes)
-        needed += estimate_bytes(drafter.shapes, options.drafter_formats, drafter.checkpoint)
-    if heads is not None:
-        shapes.append(heads.shapes)
-        needed += estimate_bytes(heads.shapes, options.drafter_formats)
-    if target.vision is not None:
-        shapes.append(vision_shapes(target.vision, target.config))
-        needed += estimate_bytes(shapes[-1], options.tower_formats)
-    if target.audio is not None:
-        shapes.append(audio_shapes(target.audio, target.config))
-        needed += estimate_bytes(shapes[-1], options.tower_formats)
-    own = count_weights(target.shapes)
+    further = _further_parts(target, drafter, heads, options)
+    needed += sum(estimate_bytes(*part) for part in further)
     calibrates = options.calibrate is not None
     if calibrates and not is_importance_matrix(options.calibrate or ""):
         needed += estimate_bytes(target.shapes, _INT8.target_formats)
-    advance = counted(progress, sum(map(count_weights, shapes)) + (2 * own if calibrates else 0))
+    passes = 3 if calibrates else 1  # over the target's weights: a bundle in int8 is written and run first
+    advance = counted(progress, passes * count_weights(target.shapes) + sum(count_weights(part[0]) for part in further))
     manifest = make_manifest(target, drafter, options, heads)
     _note_replaced(out, manifest, note)
     with _disk_errors(out), BundleWriter(out) as bundle, ExitStack() as stack:
@@ -198,6 +191,22 @@ def write(
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest, graphs.tensors)
     remove_unfinished(out)
+
+
+def _further_parts(
+    target: TargetCheckpoint, drafter: DrafterCheckpoint | None, heads: HeadsCheckpoint | None, options: ExportOptions
+) -> list[tuple[Shapes, Formats, Checkpoint | None]]:
+    """The parts of a bundle beside the target's text model, as arguments of `estimate_bytes`."""
+    found: list[tuple[Shapes, Formats, Checkpoint | None]] = []
+    if drafter is not None:
+        found.append((drafter.shapes, options.drafter_formats, drafter.checkpoint))
+    if heads is not None:
+        found.append((heads.shapes, options.drafter_formats, None))
+    if target.vision is not None:
+        found.append((vision_shapes(target.vision, target.config), options.tower_formats, None))
+    if target.audio is not None:
+        found.append((audio_shapes(target.audio, target.config), options.tower_formats, None))
+    return found
 
 
 @contextmanager

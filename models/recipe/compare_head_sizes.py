@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 SIZES = (2048, 4096, 8192, 12288, 24576, 49152)
 HEADER = ["head tokens", "of the replies", "T = 0: tokens a round", "accepted", "one draft, of plain"]
 HEADER += ["T = 1: tokens a round", "accepted", "one draft, of plain"]
-ONE_DRAFT, PLAIN = multi_step.Setting((1,), 8), multi_step.Setting((), 8)
+ONE_DRAFT, PLAIN = multi_step.DecodeSetting((1,), 8), multi_step.DecodeSetting((), 8)
 
 
 def open_drafter(directory: Path, target: FrozenTarget) -> TargetDrafter:

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from pair.attention import causal_masks
 from pair.checkpoint import DRAFT_TOKENS
-from pair.drafter import Lesson, ahead, draft_states, lesson, round_masks
+from pair.drafter import TargetOutputs, ahead, draft_states, lesson, round_masks
 from pair.owntext import continue_rows, gumbel
 from pair.repetition import MAX_PERIOD, circling
 from text.chats import question
 from text.corpus import read_library
-from text.dataset import Blocks, Tokens, held_out_stream, prompt_ids
+from text.dataset import TokenBlocks, Tokens, held_out_stream, prompt_ids
 from text.tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -63,13 +63,13 @@ class Pair:
 
 def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
     """All figures of the card; held_out : uint16[N]."""
-    prompts, _ = Blocks(held_out, PROMPT, seed=3).batch(0, PROMPTS)
+    prompts, _ = TokenBlocks(held_out, PROMPT, seed=3).batch(0, PROMPTS)
     return {
         "held_out": held_out_loss(pair, held_out),
         "greedy": acceptance(pair, prompts, temperature=0.0),
         "sampled": acceptance(pair, prompts, temperature=1.0),
         "coupled": acceptance(pair, prompts, temperature=1.0, coupled=True),
-        "loops": loops(pair, Blocks(held_out, PROMPT, seed=4).batch(0, LOOP_PROMPTS)[0]),
+        "loops": loops(pair, TokenBlocks(held_out, PROMPT, seed=4).batch(0, LOOP_PROMPTS)[0]),
         "one_query_error": one_query_error(pair, prompts),
         "samples": [sample(pair, start) for start in STARTS],
         "question": QUESTION,
@@ -81,7 +81,7 @@ def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
 def held_out_loss(pair: Pair, held_out: Tokens) -> dict[str, float]:
     """Nats per token and bits per byte of text over blocks of the whole context."""
     masks = causal_masks(BLOCK, pair.window, torch.device("cpu"))
-    blocks = Blocks(held_out, BLOCK)
+    blocks = TokenBlocks(held_out, BLOCK)
     nats, tokens, size = 0.0, 0, 0
     for index in range(min(BLOCKS, len(held_out) // BLOCK - 1)):
         ids, labels = blocks.batch(index, 1)
@@ -129,7 +129,7 @@ def acceptance(pair: Pair, prompts: Tensor, temperature: float, *, coupled: bool
     }
 
 
-def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None) -> Tensor:
+def draft_everywhere(pair: Pair, taught: TargetOutputs, noise: Tensor | None) -> Tensor:
     """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS].
 
     noise : float32[B, T, V] by the position of the drawn token; None for the likeliest tokens
@@ -167,7 +167,7 @@ def walk(matched: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
     return np.array(accepted)
 
 
-def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
+def centroid_reach(pair: Pair, taught: TargetOutputs) -> Tensor:
     """Whether the target's likeliest token is in the clusters that the first draft step scores: bool[B, T]."""
     masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     hidden, _ = draft_states(pair.drafter, ahead(taught.embeddings, 1), taught.hidden, taught.shared_kv, masks)

@@ -14,7 +14,7 @@ import torch
 from evaluate import evaluate, load_pair
 from pair.card import write_card
 from pair.checkpoint import earlier, keep_start, save_drafter, save_target
-from pair.drafter import DrafterRun, new_drafter
+from pair.drafter import PairDrafterRun, new_drafter
 from pair.owntext import write_own_text
 from pair.repetition import RAW_TEXT, UnlikelihoodRun
 from pair.target import target_after_corpus, target_run, trained_target
@@ -28,7 +28,7 @@ from training.workers import launch
 from benchmarks.command import run_command, whole
 
 MODELS = Path(__file__).resolve().parent.parent
-RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}
+RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": PairDrafterRun}
 UNLIKELIHOOD_TOKENS = 330_000  # of the corpus, and as many of the target's own text
 STAGES = ("data", "target", "raw-text", "unlikelihood", "own-text", "drafter", "card")
 

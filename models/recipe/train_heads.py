@@ -127,7 +127,7 @@ def new_heads(args: argparse.Namespace, target: FrozenTarget, shape: Shape) -> t
 
 
 @dataclass(frozen=True)
-class Lesson:
+class HeadStates:
     """The states of a head at some rows.
 
     kind, place : of the head; place 0 is its first token
@@ -174,7 +174,7 @@ class HeadsRun(Run):
                 total += loss.item()
         return total
 
-    def lessons(self, block: int, first: int, rows: int) -> tuple[list[Lesson], Tensor]:
+    def lessons(self, block: int, first: int, rows: int) -> tuple[list[HeadStates], Tensor]:
         """The lessons of every kind and place, and the target's logits of these rows and the following ones."""
         device = self.target.projection.device
         last, lower = (
@@ -190,7 +190,7 @@ class HeadsRun(Run):
             ahead = 0 if kind == "exit" else 1
             with torch.autocast(device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
                 proposed = head((lower if kind == "exit" else last)[:rows])
-            found += [Lesson(kind, place, states, place + ahead) for place, states in enumerate(proposed)]
+            found += [HeadStates(kind, place, states, place + ahead) for place, states in enumerate(proposed)]
         return found, teacher
 
     def loss(self, block: int, first: int, rows: int) -> Tensor:

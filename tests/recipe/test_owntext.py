@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pair import owntext
-from text.dataset import Blocks
+from text.dataset import TokenBlocks
 from transformers import Gemma4ForCausalLM
 
 from tests.fixtures.tiny_models import VOCAB
@@ -26,7 +26,7 @@ def test_the_engine_continues_prompts_of_the_stream(pair: Path, monkeypatch: pyt
     written = np.load(pair / "own.npy")
     assert written.dtype == np.uint16
     assert written.max() < VOCAB
-    ids, _ = Blocks(stream, owntext.PROMPT, seed=2).batch(0, 6)
+    ids, _ = TokenBlocks(stream, owntext.PROMPT, seed=2).batch(0, 6)
     assert (written.reshape(6, owntext.LENGTH)[:, : owntext.PROMPT] == ids.numpy()).all()
 
     (pair / "train.npy").unlink()

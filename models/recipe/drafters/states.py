@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from pair.owntext import PROMPT, written_by_engine, written_on_device
 from text.corpus import read_library
-from text.dataset import Blocks
+from text.dataset import TokenBlocks
 from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
@@ -44,7 +44,7 @@ def write_own(target: FrozenTarget, checkpoint: Path, stream: npt.NDArray[np.uin
     missing = range(int(rows.any(axis=1).sum()), count)
     if not missing:
         return
-    prompts = Blocks(stream, PROMPT, seed=2)
+    prompts = TokenBlocks(stream, PROMPT, seed=2)
     if target.projection.device.type == "cpu":
         written = written_by_engine(checkpoint, file.with_suffix(".bundle"), prompts, missing, LENGTH)
     else:

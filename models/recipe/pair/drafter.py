@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from text.dataset import Blocks
+from text.dataset import TokenBlocks
 from text.tokenizer import BOS, EOS, PAD, VOCABULARY
 from torch import Tensor
 from training import workers
@@ -101,7 +101,7 @@ def round_masks(length: int, window: int, device: torch.device) -> Masks:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TargetOutputs:
     """The frozen target's outputs for a block.
 
     embeddings, hidden : float32[B, T, H], the scaled token embeddings and post-norm states
@@ -115,12 +115,12 @@ class Lesson:
 
 
 @torch.no_grad()
-def lesson(target: Gemma4ForCausalLM, ids: Tensor, masks: Masks) -> Lesson:
+def lesson(target: Gemma4ForCausalLM, ids: Tensor, masks: Masks) -> TargetOutputs:
     """Run the target over ids : int64[B, T]."""
     outputs = target.model(input_ids=ids, attention_mask=masks, use_cache=False, return_shared_kv_states=True)
     logits = softcapped(target.lm_head(outputs.last_hidden_state), target.config.final_logit_softcapping)
     shared = {kind: (key, value) for kind, (key, value) in outputs.shared_kv_states.items()}
-    return Lesson(target.model.embed_tokens(ids), outputs.last_hidden_state, logits, shared)
+    return TargetOutputs(target.model.embed_tokens(ids), outputs.last_hidden_state, logits, shared)
 
 
 def ahead(rows: Tensor, steps: int) -> Tensor:
@@ -163,7 +163,7 @@ def round_step(
     return counted, states, -(clusters * scored).sum(dim=-1).mean()
 
 
-class DrafterRun(Run):
+class PairDrafterRun(Run):
     """Distillation from the frozen target, alternately on blocks of the corpus and of the target's own text."""
 
     step_tokens = 4 * LONG
@@ -177,7 +177,7 @@ class DrafterRun(Run):
         for part in (model, self.target):
             part.set_attn_implementation("chunked")
         seen = int(earlier(work, "drafter")["tokens"])
-        self.streams = [Blocks(np.load(work / file), LONG, seed=1 + seen) for file in ("train.npy", "own.npy")]
+        self.streams = [TokenBlocks(np.load(work / file), LONG, seed=1 + seen) for file in ("train.npy", "own.npy")]
         self.target_masks = causal_masks(LONG, target.config.sliding_window, device)
         self.round_masks = round_masks(LONG, target.config.sliding_window, device)
         self.lesson = torch.compile(lesson, dynamic=False)

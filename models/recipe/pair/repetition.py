@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from text.dataset import Blocks, Tokens
+from text.dataset import TokenBlocks, Tokens
 from torch import Tensor
 from training.schedule import Budget
 
@@ -47,7 +47,7 @@ class UnlikelihoodRun(NextTokenRun):
 
     def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
         streams: list[Tokens] = [np.load(work / "train.npy", mmap_mode="r")]
-        self.own = Blocks(np.load(work / RAW_TEXT), SHORT, seed=5)
+        self.own = TokenBlocks(np.load(work / RAW_TEXT), SHORT, seed=5)
         model = target_after_corpus(work).requires_grad_(True)
         file = work / "unlikelihood.pt"
         super().__init__(model, streams, file=file, device=device, budget=budget, lengths=(SHORT, SHORT), seed=7)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from text.dataset import Blocks, Tokens
+from text.dataset import TokenBlocks, Tokens
 from text.tokenizer import BOS, CONTEXT, EOS, PAD, VOCABULARY
 from torch import Tensor, nn
 from training import workers
@@ -106,7 +106,7 @@ class NextTokenRun(Run):
         super().__init__(model.to(device), file, budget)
         self.device = device
         self.lengths = lengths
-        self.blocks = {length: [Blocks(stream, length, seed) for stream in streams] for length in lengths}
+        self.blocks = {length: [TokenBlocks(stream, length, seed) for stream in streams] for length in lengths}
         self.places: dict[int, Places] = {}
         self.forward = torch.compile(hidden_states, dynamic=False)
         self.head = torch.compile(head_gradients, dynamic=False)

@@ -26,7 +26,7 @@ Tokens = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TokenBlocks:
     """A stream cut into blocks, shuffled again in every epoch; resuming needs only the index.
 
     tokens : integers [N]
