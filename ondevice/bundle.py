@@ -156,7 +156,7 @@ def check_names(directory: Path, manifest: Manifest) -> None:
     root = directory.resolve()
     for name in manifest.files:
         if not name.isprintable() or len(name) > 255:  # NUL, surrogates, line breaks
-            raise BundleCorruptError(f"bundle.json names {name!r:.99}, which is no file name: do not use it")
+            raise BundleCorruptError(f"bundle.json names {name!r:.99}, which is not a file name: do not use it")
         if PurePosixPath(name).is_absolute() or "\\" in name or not _lies_in(root, directory / name):
             raise BundleCorruptError(f"bundle.json names {name!r}, which is outside the bundle: do not use it")
 

@@ -13,7 +13,7 @@ from ondevice.errors import UsageError
 class ReentrantLock:
     """A lock that its own thread may take again. Use it as `with made.lock`.
 
-    This class is no context manager, because an interrupt in a method `__enter__` written in Python could come after
+    This class is not a context manager, because an interrupt in a method `__enter__` written in Python could come after
     the locking, and would leave the lock held for ever; Python's own lock is taken and released without such a gap.
 
     In a fork it is free, unless the thread that forked has it: the threads that may have held it do not exist there.

@@ -91,7 +91,7 @@ def pull(
         MissingDependencyError: huggingface_hub is not installed.
     """
     if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
-        raise UsageError(f"{repository!r:.99} is no repository: they are named OWNER/NAME")
+        raise UsageError(f"{repository!r:.99} is not a repository: they are named OWNER/NAME")
     destination = Destination(repository.partition("/")[2] if name is None else name)
     content, remote = _fetch_manifest(_Remote.of_environment(repository, revision))
     manifest = _checked(content, repository, destination.path)
@@ -137,7 +137,7 @@ def check_environment() -> None:
     if endpoint and not re.match(r"https?://\w", endpoint):
         raise HubError(f"HF_ENDPOINT must begin with https://, not {endpoint!r:.99}")
     if not token.isascii() or not token.strip().isprintable():
-        raise HubError("HF_TOKEN is no access token: it has characters that no header may have")
+        raise HubError("HF_TOKEN is not an access token: it has characters that no header may have")
 
 
 class Destination:
@@ -154,7 +154,7 @@ class Destination:
             UsageError: `name` cannot be a directory's name.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 200:
-            raise UsageError(f"{name!r:.99} is no name of a bundle: use letters, digits, points and hyphens")
+            raise UsageError(f"{name!r:.99} is not a valid bundle name: use letters, digits, points and hyphens")
         self.name = name
         self.path = model_home() / name
         self.unfinished = self.path.with_name(f".{name}{_UNFINISHED}")

@@ -15,7 +15,7 @@ BATCH_S = 0.05
 """Minimum time between two updates of the text: drawing every token by itself takes more CPU time than the model."""
 
 
-class Stopped(Exception):  # noqa: N818
+class StoppedError(Exception):
     """Raised in a callback of the model to end the running operation."""
 
 
@@ -66,7 +66,7 @@ class Worker(QObject):
         line = "this application has a fault"
         try:
             line = work()
-        except Stopped:
+        except StoppedError:
             line = "stopped"
         except (ondevice.OndeviceError, OSError, MemoryError) as error:
             line = str(error) or "there is not enough memory"
@@ -106,7 +106,7 @@ class Worker(QObject):
 
     def _tell(self, stage: str, share: float) -> None:
         if self._stopped:
-            raise Stopped
+            raise StoppedError
         self.progress.emit(stage, share)
 
 

@@ -87,7 +87,7 @@ def check_replaceable(out: Path) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
-        raise UsageError(f"{out} exists and is no directory: choose another --out")
+        raise UsageError(f"{out} exists and is not a directory: choose another --out")
     if any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UsageError(f"{out} is neither a bundle nor empty, it will not be overwritten: choose another --out")
 

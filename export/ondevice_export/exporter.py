@@ -253,7 +253,7 @@ def _key(target: TargetCheckpoint, options: ExportOptions, text: str) -> str:
 
 
 def _place(name: str, out: str | Path | None) -> Path:
-    """The absolute path of the bundle; raises UsageError where `out` is no valid path (circular links, a NUL)."""
+    """The absolute path of the bundle; raises UsageError where `out` is not a valid path (circular links, a NUL)."""
     place = exports_directory() / name if out is None else expanded(out)
     try:
         return place.resolve()

@@ -141,7 +141,7 @@ class MatrixWriter:
                 function is called for them when all other matrices are complete, and the matrix is written then.
 
         Raises:
-            CheckpointError: the width is no multiple of 32, or a weight is NaN or infinite (possibly one of a matrix
+            CheckpointError: the width is not a multiple of 32, or a weight is NaN or infinite (possibly one of a matrix
                 that was added earlier).
         """
         stored = _reserve(file, name, shape, form, half_scales)
@@ -180,7 +180,7 @@ class MatrixWriter:
                 from several threads.
 
         Raises:
-            CheckpointError: the width is no multiple of 32, or a scale or minimum is NaN, infinite or beyond fp16.
+            CheckpointError: the width is not a multiple of 32, or a scale or minimum is NaN, infinite or beyond fp16.
         """
         stored = _reserve(file, name, shape, form, half_scales)
         self._submit(stored, partial(_write_read_blocks, file, stored, blocks))

@@ -105,7 +105,7 @@ def main() -> None:
     args = parse_args()
     locate(str(args.target))  # a mistake is one line
     if not (args.drafter / "config.json").is_file():
-        raise SystemExit(f"--drafter {args.drafter} is no drafter: it has no config.json")
+        raise SystemExit(f"--drafter {args.drafter} is not a drafter: it has no config.json")
     if not list((args.work / "held-out").glob("replies-*.safetensors")):
         raise SystemExit(f"{args.work} has no replies to given prompts: name the --work of a training with --held-out")
     target = FrozenTarget.read(args.target, CPU)

@@ -266,7 +266,7 @@ def parse_args() -> argparse.Namespace:
         parser.error("--device cuda: there is none here that PyTorch can use")
     if args.start is not None:
         if not (args.start / "model.safetensors").is_file():
-            parser.error(f"--start {args.start} is no drafter: it has no model.safetensors")
+            parser.error(f"--start {args.start} is not a drafter: it has no model.safetensors")
         shape = read_json(args.start / "config.json")["text_config"]
         for name, field in SHAPE.items():
             if getattr(args, name) not in (None, shape[field]):

@@ -221,7 +221,7 @@ def check_target(target: Target) -> None:
         check_attention("the MTP layer", mtp, target)
         require(mtp.window is None and mtp.kv_source is None, "the MTP layer has no full attention of its own")
         plain = not (mtp.v_norm or mtp.k_eq_v or mtp.bias)
-        require(plain, "the values of the MTP layer are no projection without a bias")
+        require(plain, "the values of the MTP layer are not a projection without a bias")
         require(target.hidden_size % 2 == 0, f"hidden states of {target.hidden_size} numbers have no two halves")
     if (own := target.per_layer) is not None:
         check_number("width of the per-layer embeddings", own.width)

@@ -322,7 +322,7 @@ def _drop_unwritable_diagnostics() -> None:
 
 
 class _Diagnostics(io.RawIOBase):
-    """A stream whose failures are no errors."""
+    """A stream whose failures are not errors."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw

@@ -77,7 +77,7 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     given = sum(source is not None for source in (args.prompt, args.file, args.ids))
     if not given and not is_bundle(args.bundle):
         raise UsageError(
-            f"{shown(args.bundle)} is no bundle, and there is no prompt: the bundle comes first, as in "
+            f"{shown(args.bundle)} is not a bundle, and there is no prompt: the bundle comes first, as in "
             f"`ondevice generate BUNDLE {shown(args.bundle)}`. `ondevice list` shows the bundles"
         )
     if given != 1:
@@ -96,7 +96,7 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if not chats:
         return text
     if not (text.strip() or media or args.system):
-        raise PromptError("there is no message: give a text, or pipe one in")
+        raise PromptError("there is not a message: give a text, or pipe one in")
     system = [{"role": "system", "content": args.system}] if args.system else []
     content = [*media, {"type": "text", "text": text}] if media else text
     return [*system, {"role": "user", "content": content}]

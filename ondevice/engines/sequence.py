@@ -110,7 +110,7 @@ class CachedSequence(ABC):
         self.check_open()
         pending = self._pending
         if pending is None or not pending.is_path(path):
-            raise ValueError(f"{list(path)} is no path of rows of the last forward")
+            raise ValueError(f"{list(path)} is not a path of rows of the last forward")
         if list(path) != list(range(len(path))):
             for cache in self._caches.values():
                 cache.gather(self.length, path)

@@ -221,7 +221,7 @@ def _intersects(node: Mapping[str, Any], describing: Collection[str]) -> bool:
 
 
 def _divisor(value: Any) -> int:
-    """The digits of a number as a whole number without zeros at its end; 1 for what is no number."""
+    """The digits of a number as a whole number without zeros at its end; 1 for what is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value:
         return 1
     digits = abs(int("".join(map(str, Decimal(str(value)).as_tuple().digits))))

@@ -168,8 +168,8 @@ class Matcher:
     checking a draft, drafting and verifying need the same ones.
 
     To go back is to copy the matcher again. llguidance's `rollback` (up to 1.9.1) goes back by the lengths of the
-    tokens' texts, which is the wrong place after a forced `<[id]>` that is no control token, and it fails for grammars
-    with `stop` or `max_tokens`.
+    tokens' texts, which is the wrong place after a forced `<[id]>` that is not a control token, and it fails for
+    grammars with `stop` or `max_tokens`.
 
     Masks are computed row by row as verification reaches them. That suffices for trees, and computes no mask for rows
     after a token that the target refuses, as llguidance's call for all rows of a chain would.

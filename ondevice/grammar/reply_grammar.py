@@ -62,7 +62,7 @@ class Parts:
     Attributes:
         thoughts: thoughts; empty if the reply has none.
         answer: the beginning of an answer; empty if it has none.
-        remarks: thoughts and remarks to the user; empty if a reply is no list of messages.
+        remarks: thoughts and remarks to the user; empty if a reply is not a list of messages.
         text: any text of an answer; likewise.
     """
 

@@ -63,7 +63,7 @@ def _schema(value: Mapping[str, Any]) -> Grammar:
         settings = plain.get("x-guidance", SPACING)
         return {"json_schema": lenient(plain, settings) if strict is False else {**plain, "x-guidance": settings}}
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"json_schema's schema is no JSON: {error}") from error
+        raise UsageError(f"json_schema's schema is not JSON: {error}") from error
 
 
 def _choice(value: Mapping[str, Any]) -> Grammar:

@@ -213,7 +213,9 @@ class Sound:
             except ValueError as error:
                 raise PromptError(f"{self._name} is a WAV file that cannot be read: {error}") from error
         if not _SOUNDFILE.match(content):
-            raise PromptError(f"{self._name} is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read")
+            raise PromptError(
+                f"{self._name} is not a sound file: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read"
+            )
         if (
             content[:4] == b"OggS"
             and sum(1 for _ in islice(_NO_PAGE.finditer(content), MAX_FALSE_PAGES)) == MAX_FALSE_PAGES

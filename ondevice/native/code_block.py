@@ -75,11 +75,11 @@ class CodeBlock(NamedTuple):
             tables = json.loads(line)
             block = cls(content, dict(tables["functions"]), dict(tables["imports"]), list(tables["pointers"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError("this is no block of machine code") from error
+            raise ValueError("this is not a block of machine code") from error
         addresses = [*block.imports.values(), *block.pointers]
         for offsets, size in ((block.functions.values(), 1), (addresses, ADDRESS.size)):
             if not content or not all(isinstance(each, int) and 0 <= each <= len(content) - size for each in offsets):
-                raise ValueError("this is no block of machine code")
+                raise ValueError("this is not a block of machine code")
         return block
 
     def load(self) -> Callable[[str], int]:

@@ -164,7 +164,7 @@ def parse(body: bytes | bytearray) -> RequestFields:
 class _WithoutMedia:
     """A body without its long runs of base64.
 
-    json : the body with a mark in place of each run. Where a run is no part of a text, this is no JSON
+    json : the body with a mark in place of each run. Where a run is not part of a text, this is not JSON
     runs : where the blocks of each run begin, and where the last of them ends. None begins or ends within an escape
     """
 

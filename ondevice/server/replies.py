@@ -237,7 +237,7 @@ class Replies:
         self._manager = manager
         self._queue = queue
         self._metrics = metrics
-        self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         """None: a reply is complete. An exception: a reply has failed."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_waiting = True
@@ -288,7 +288,7 @@ class Replies:
                     event = await self._events.get()
             except TimeoutError:
                 event = KeepAlive()
-            if isinstance(event, BaseException):
+            if isinstance(event, Exception):
                 raise event
             if event is None:
                 running -= 1

@@ -21,7 +21,7 @@ MAX_DEPTH = 100
 """Lists and mappings in each other, as Python writes them."""
 
 HALF = re.compile(r"(?i)(?P<whole>\\\\|\\ud[89ab][\da-f]{2}\\ud[c-f][\da-f]{2})|\\ud[89a-f][\da-f]{2}", re.ASCII)
-"""Half a surrogate pair as JSON writes it, which is no text that could be sent; and what looks like it: an escaped
+"""Half a surrogate pair as JSON writes it, which is not text that could be sent; and what looks like it: an escaped
 backslash, or a whole pair."""
 
 SPACE = re.compile(r"\s*")
@@ -95,7 +95,7 @@ def json_value(text: str, marks: Sequence[tuple[str, str]] = (), *, bare_keys: b
 
 def python_calls(text: str) -> list[Any]:
     """The calls of a list such as `[get_weather(city='Bern', days=2), clock()]`, or a single one without a list, each
-    as `{"name": ..., "arguments": {...}}`. What is no call is a value: models also write such objects themselves.
+    as `{"name": ..., "arguments": {...}}`. What is not a call is a value: models also write such objects themselves.
 
     Raises:
         ValueError: it is malformed.

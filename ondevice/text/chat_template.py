@@ -184,7 +184,7 @@ class ChatTemplate:
     @cached_property
     def _roles_with_parts(self) -> frozenset[str]:
         """Roles whose messages may have parts: Gemma 4's templates print Python's repr of a system message's. SmolLM3's
-        writes nothing where a content is no string.
+        writes nothing where a content is not a string.
         """
         tried = {role: self._tried_role(role, [PART]) or "" for role in ROLES}
         return frozenset(
@@ -274,7 +274,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_texts_as_defaults_only(self) -> bool:
-        """Whether the template refuses a default of an enumeration that is no text, as gpt-oss's does."""
+        """Whether the template refuses a default of an enumeration that is not text, as gpt-oss's does."""
         number, text = (
             self._tried([ASKED], tools=[{"type": "function", "function": _with_parameter(enum=[1], default=default)}])
             for default in (1, "1")

@@ -179,7 +179,7 @@ def encode_prompt(
         chat: tools and other variables of the template.
 
     Raises:
-        UsageError: `chat` is not empty, and the prompt is no list of messages.
+        UsageError: `chat` is not empty, and the prompt is not a list of messages.
         PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
         ContextOverflowError: the prompt has more than `most_tokens`.
     """

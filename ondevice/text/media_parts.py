@@ -122,7 +122,7 @@ def picture_of_url(url: object, detail: object, place: str) -> Image:
     if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
         raise PromptError(f"{place} has a picture with the detail {shown(detail, 60)}: use one of {', '.join(DETAILS)}")
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise PromptError(f"{place} has a picture that is no data: URI, and no address is opened: send its bytes")
+        raise PromptError(f"{place} has a picture that is not a data: URI, and no address is opened: send its bytes")
     comma = url.find(",")
     if not url[: max(comma, 0)].endswith(";base64"):
         raise PromptError(f"{place} has a picture whose data: URI is not base64: data:image/png;base64,...")
@@ -145,7 +145,7 @@ def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
         PromptError: it is no base64, or more than MAX_BYTES.
     """
     if not isinstance(data, str):
-        raise PromptError(f"{subject} whose base64 is no string")
+        raise PromptError(f"{subject} whose base64 is not a string")
     line_breaks = sum(data.count(each, start) for each in LINE_BREAKS)
     if len(data) - start - line_breaks > 4 * (MAX_BYTES // 3 + 1):
         raise PromptError(f"{subject} of more than {MAX_BYTES >> 20} MB")

@@ -314,7 +314,7 @@ class ResponseTemplate:
     Attributes:
         fields: all fields.
         rest: the field without an opening; None if text outside of all fields is dropped.
-        answer: the field of the answer, if it has an opening; such an opening is no text, nor is that of a call.
+        answer: the field of the answer, if it has an opening; such an opening is not text, nor is that of a call.
         start: the text of a prompt that a reply follows.
         ends: the characters of the control tokens that end an answer.
         controls: the characters that stand for control tokens, by token id.
@@ -326,7 +326,7 @@ class ResponseTemplate:
             ValueError, TypeError, KeyError: a template that this version does not support.
         """
         if not isinstance(spec, Mapping) or spec.get("version", VERSION) != VERSION or set(spec) - TEMPLATE_KEYS:
-            raise ValueError(f"it is no response template of version {VERSION}: {spec!r:.99}")
+            raise ValueError(f"it is not a response template of version {VERSION}: {spec!r:.99}")
         if not isinstance(spec.get("fields"), Mapping) or not spec["fields"]:
             raise ValueError("it has no fields")
         texts = tokenizer.control_texts
@@ -361,7 +361,7 @@ class ResponseTemplate:
             return cls(json.loads(path.read_text("utf-8")), tokenizer)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise BundleCorruptError(
-                f"{path} is no response template ({reason(error)}): export the bundle again"
+                f"{path} is not a response template ({reason(error)}): export the bundle again"
             ) from error
 
     def written(self, text: str) -> str:

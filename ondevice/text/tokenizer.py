@@ -72,7 +72,7 @@ class Tokenizer:
         """Read a `tokenizer.json`.
 
         Raises:
-            BundleCorruptError: the file is missing, or is no tokenizer.
+            BundleCorruptError: the file is missing, or is not a tokenizer.
         """
         path = Path(path)
         try:

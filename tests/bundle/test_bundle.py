@@ -368,7 +368,7 @@ MALFORMED = {
     "a layer without a feed-forward block": lambda data: data["target"]["layers"][0]["blocks"].pop(),
     "a layer with two attentions": two_attentions,
     "a negative size": lambda data: data["target"].update(hidden_size=-64),
-    "a size that is no number": lambda data: data["target"].update(hidden_size="64"),
+    "a size that is not a number": lambda data: data["target"].update(hidden_size="64"),
     "no layers": lambda data: data["target"].update(layers=[]),
     "an attention nobody knows": in_attention(0, type="linear"),
     "a block without a type": lambda data: drop(body(data["target"]["layers"][0]), "type"),
@@ -389,7 +389,7 @@ MALFORMED = {
         drafter=drafter(data, target_head=True, candidates=64, shortlist={"clusters": 16, "top": 4})
     ),
     "a norm without eps": lambda data: data["target"].update(norm_eps=0.0),
-    "an eps that is no number": lambda data: data["target"].update(norm_eps=float("nan")),
+    "an eps that is not a number": lambda data: data["target"].update(norm_eps=float("nan")),
     "an endless softcap": lambda data: data["target"].update(softcap=float("inf")),
     "a softcap below zero": lambda data: data["target"].update(softcap=-30.0),
     "frequencies that are negative": lambda data: data["target"].update(rotary=[[-1.0] * 16, [0.5] * 32]),

@@ -157,7 +157,7 @@ TABLES: dict[str, tuple[Change, str]] = {
         "float32 in blocks of 0 with minimums",
     ),
     "a step without codes of rows": (in_tensor(QUERY, input_step=0.5), "has the steps"),
-    "a step that is no number": (in_tensor(QUERY, output_step=float("nan")), "has the steps"),
+    "a step that is not a number": (in_tensor(QUERY, output_step=float("nan")), "has the steps"),
     "a step below zero": (in_tensor(QUERY, input_step=-1.0), "has the steps"),
     "a field is unknown": (in_tensor(QUERY, transposed=True), "unknown field 'transposed'"),
     "a field is missing": (without(QUERY, "offset"), "has no offset"),

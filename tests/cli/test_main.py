@@ -100,7 +100,7 @@ def test_no_command_is_a_mistake_with_a_short_help(run):
         (["generate", "b", "p", "--temprature=1"], "unknown option --temprature: did you mean --temperature? Try"),
         (
             ["generate", "Why is the sky blue?"],
-            "'Why is the sky blue?' is no bundle, and there is no prompt: the bundle",
+            "'Why is the sky blue?' is not a bundle, and there is no prompt: the bundle",
         ),
         (["generate", "b", "p", "--top-logprobs", "2"], "--top-logprobs needs --json or --json-lines"),
         (

@@ -182,8 +182,8 @@ def _in_attention(**changes: Any) -> Callable[[dict[str, Any]], None]:
     [
         (_in_mtp(window=4), "no full attention of its own"),
         (_in_mtp(kv_source=3), "norms keys and values that it does not have"),
-        (_in_mtp(k_eq_v=True), "values of the MTP layer are no projection without a bias"),
-        (_in_mtp(bias=True), "values of the MTP layer are no projection without a bias"),
+        (_in_mtp(k_eq_v=True), "values of the MTP layer are not a projection without a bias"),
+        (_in_mtp(bias=True), "values of the MTP layer are not a projection without a bias"),
         (_in_mtp(kv_heads=3), "cannot share 3 KV heads"),
         (_in_mtp(kv_heads=2), "layer 0 of the drafter cannot read layer 5's cache"),
         (_in_mtp(rotary=1), "rotary of the MTP layer"),

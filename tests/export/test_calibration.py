@@ -443,8 +443,8 @@ def test_an_importance_matrix_of_another_model_is_refused(tmp_path: Path) -> Non
         ({"quantize": "int8", "calibrate": ""}, "add --quantize int4, int4-affine or int4-table"),
         ({"quantize": "int4", "calibrate": "missing.txt"}, "cannot read missing.txt"),
         ({"quantize": "int4", "calibrate": "missing.gguf"}, "missing.gguf cannot be opened"),
-        ({"quantize": "int4", "calibrate": "OTHER"}, "is no importance matrix"),
-        ({"quantize": "int4", "calibrate": "DAMAGED"}, "is no importance matrix"),
+        ({"quantize": "int4", "calibrate": "OTHER"}, "is not an importance matrix"),
+        ({"quantize": "int4", "calibrate": "DAMAGED"}, "is not an importance matrix"),
         ({"quantize": "int4", "calibrate": "EMPTY"}, "empty.txt has no text to calibrate with"),
     ],
 )
@@ -461,7 +461,7 @@ def test_a_model_that_simd_cannot_run_needs_an_importance_matrix(
     tmp_path: Path, texts: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*operands: object) -> None:
-        raise UnsupportedGraphError("a head of 80 numbers is no multiple of 32")
+        raise UnsupportedGraphError("a head of 80 numbers is not a multiple of 32")
 
     monkeypatch.setattr(source, "LayerInputs", refuse)
     with pytest.raises(UsageError, match=r"this model \(a head of 80 numbers .* importance matrix"):

@@ -479,7 +479,7 @@ def test_a_context_that_no_bundle_has(name: str, context: Any, words: str, tmp_p
 def test_a_longrope_without_divisors_of_long_texts() -> None:
     parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
     config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
-    with pytest.raises(CheckpointError, match="long_factor is no list of 16"):
+    with pytest.raises(CheckpointError, match="long_factor is not a list of 16"):
         families.read_target(config, "config.json", 8192)
 
 
@@ -548,7 +548,7 @@ _LFM2_MOE = {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers
             },
             "rope_scaling differs from rope_parameters",
         ),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor is no list of 16"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor is not a list of 16"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),
         ({"head_dim": 33}, "a head of 33 numbers"),

@@ -423,4 +423,4 @@ def _dechunked(body: bytes) -> bytes:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")

@@ -137,7 +137,7 @@ def test_whatever_is_drawn_keeps_to_the_schema(tokenizer: Any) -> None:
         ({"type": "json_schema", "json_schema": 3}, "json_schema must be"),
         (schema_format([]), "schema must be an object, not \\[\\]"),
         (schema_format({}, strict="yes"), "strict must be true or false"),
-        (schema_format({"enum": [{1, 2}]}), "is no JSON"),
+        (schema_format({"enum": [{1, 2}]}), "is not JSON"),
         ({"type": "regex", "regex": ""}, "regex must be a string that is not empty"),
         ({"type": "choice", "choice": []}, "choice must be a list of strings"),
         ({"type": "choice", "choice": ["a", 3]}, "not one with 3"),

@@ -372,7 +372,7 @@ def test_wrong_parts_are_refused(model: Model) -> None:
     assert "base64 is damaged" in refused({"type": "image_url", "image_url": "data:image/png;base64,iVBO!Rw=="})
     assert "is not base64" in refused({"type": "image_url", "image_url": "data:image/png,abc"})
     assert "without a field 'image'" in refused({"type": "image"})
-    assert "a sound whose base64 is no string" in refused({"type": "input_audio", "input_audio": {}})
+    assert "a sound whose base64 is not a string" in refused({"type": "input_audio", "input_audio": {}})
     url = {"url": "data:image/png;base64,aaaa", "detail": "best"}
     assert "use one of auto, low, high" in refused({"type": "image_url", "image_url": url})
 

@@ -230,7 +230,9 @@ def test_without_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert "soundfile: pip install" in refused(file, error=MissingDependencyError)
     assert pieces(wav(HALF))
-    assert "is no sound: WAV, and with soundfile FLAC" in refused(b"\x1aE\xdf\xa3" + bytes(1000))  # a browser's WebM
+    assert "is not a sound file: WAV, and with soundfile FLAC" in refused(
+        b"\x1aE\xdf\xa3" + bytes(1000)
+    )  # a browser's WebM
 
 
 # Sample rates.

@@ -59,7 +59,7 @@ def test_a_block_of_a_file_is_the_one_that_was_written() -> None:
     ],
 )
 def test_a_file_that_is_no_block_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="this is no block of machine code"):
+    with pytest.raises(ValueError, match="this is not a block of machine code"):
         CodeBlock.from_bytes(data)
 
 

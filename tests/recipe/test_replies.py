@@ -211,5 +211,5 @@ def test_given_prompts_are_answered_at_both_temperatures(bundle: Path) -> None:
 def test_a_line_without_a_prompt_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "riddles.jsonl"
     file.write_text(f'{{"prompt": "x"}}\n\n{line}\n')
-    with pytest.raises(SystemExit, match=r"riddles\.jsonl, line 3: this is no JSON with a `prompt` or with `turns`"):
+    with pytest.raises(SystemExit, match=r"riddles\.jsonl, line 3: this is not JSON with a `prompt` or with `turns`"):
         held_out([file])

@@ -344,5 +344,5 @@ def changed(**fields: Any) -> dict[str, Any]:
 )
 def test_a_template_that_is_not_understood(spec, tmp_path):
     (tmp_path / "response_template.json").write_text(json.dumps(spec))
-    with pytest.raises(BundleCorruptError, match="is no response template"):
+    with pytest.raises(BundleCorruptError, match="is not a response template"):
         ResponseTemplate.from_file(tmp_path / "response_template.json", TOKENIZER)

@@ -242,12 +242,14 @@ class ImportanceMatrix:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            CheckpointError: it is no GGUF file, or one of something else.
+            CheckpointError: it is not a GGUF file, or one of something else.
         """
         self._file = GgufFile(path)
         if str(self._file.metadata.get("general.type")) != "imatrix":
             self._file.close()
-            raise CheckpointError(f"{path} is no importance matrix: --calibrate takes one of llama-imatrix, or a text")
+            raise CheckpointError(
+                f"{path} is not an importance matrix: --calibrate takes one of llama-imatrix, or a text"
+            )
         self._columns: dict[str, Float32Array] = {}
 
     def close(self) -> None:

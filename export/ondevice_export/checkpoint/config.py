@@ -1,7 +1,7 @@
 """`config.json` of the hub, old or new, brought to one spelling: that of transformers 5.
 
-Every reader of a configuration then knows one spelling only. A checkpoint that is no directory of the hub (a GGUF file)
-presents its metadata as such a mapping.
+Every reader of a configuration then knows one spelling only. A checkpoint that is not a directory of the hub (a GGUF
+file) presents its metadata as such a mapping.
 
     layer_types          one of `full_attention` and `sliding_attention` for every layer, or `conv`, or
                          `linear_attention`
@@ -105,7 +105,7 @@ def newer_spelling(data: Mapping[str, Any], defaults: Mapping[str, Any], origin:
         if name not in defaults and found.get(name):
             raise CheckpointError(f"{text.origin}: {name} is not supported")
     if found.get("use_bidirectional_attention") not in (None, False, "vision"):
-        raise CheckpointError(f"{text.origin}: bidirectional attention is not supported, this is no language model")
+        raise CheckpointError(f"{text.origin}: bidirectional attention is not supported, this is not a language model")
     found["hidden_activation"] = found.get("hidden_activation", found.get("hidden_act"))
     fields = JsonFields(found, text.origin)
     if "no_rope_layers" in found or "no_rope_layer_interval" in found:

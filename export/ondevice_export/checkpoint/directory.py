@@ -324,7 +324,7 @@ def _shards(directory: Path) -> list[Path]:
                 f"{directory} holds pickled weights ({pattern}), which can run code when opened: "
                 "convert them to safetensors first"
             )
-    raise CheckpointError(f"{directory} holds no *.safetensors file: it is no checkpoint, or an incomplete one")
+    raise CheckpointError(f"{directory} holds no *.safetensors file: it is not a checkpoint, or an incomplete one")
 
 
 def _indexed(directory: Path, index: Path) -> list[Path]:
@@ -335,6 +335,6 @@ def _indexed(directory: Path, index: Path) -> list[Path]:
     for name in sorted(set(weight_map.values())):
         # A shard is in the index's directory: any other path could read files that the user never named.
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {name!r:.99}, which is no safetensors file of this directory")
+            raise CheckpointError(f"{index} names {name!r:.99}, which is not a safetensors file of this directory")
         paths.append(directory / name)
     return paths

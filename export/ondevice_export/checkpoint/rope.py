@@ -147,6 +147,6 @@ def _longrope(parameters: JsonFields, base: NDArray[Any], context: int, longest:
         or len(divisors) != len(base)
         or not all(isinstance(each, int | float) and 0 < each < 1e6 for each in divisors)
     ):
-        raise CheckpointError(f"{parameters.origin}: {name} is no list of {len(base)} positive numbers")
+        raise CheckpointError(f"{parameters.origin}: {name} is not a list of {len(base)} positive numbers")
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     return Rotary(_rounded(1.0 / (np.array(divisors) * base)), parameters.number("attention_factor", grown))

@@ -86,7 +86,7 @@ class SafetensorsFile:
         size = self.path.stat().st_size
         length = int.from_bytes(self._read(0, 8), "little") if size >= 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
-            raise CheckpointError(f"{self.path} is no safetensors file, or is truncated: download it again")
+            raise CheckpointError(f"{self.path} is not a safetensors file, or is truncated: download it again")
         try:
             header = json.loads(self._read(8, length))
             if not isinstance(header, dict):

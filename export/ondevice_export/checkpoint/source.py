@@ -96,7 +96,7 @@ def _local(source: str, path: Path, gguf: str | None) -> Checkout:
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist: name a GGUF file, a directory or a hub id")
     if file.suffix.lower() != GGUF:
-        raise CheckpointError(f"{file} is no GGUF file: a checkpoint is a *{GGUF} file, a directory or a hub id")
+        raise CheckpointError(f"{file} is not a GGUF file: a checkpoint is a *{GGUF} file, a directory or a hub id")
     file = file.absolute()  # a link's target, as in Hugging Face's cache, has another name
     return Checkout(file.parent, file.name, None, file)
 
@@ -214,7 +214,7 @@ def _snapshot(source: str, revision: str | None, patterns: list[str], ignored: l
         raise CheckpointError(f"{source} has no revision {revision!r}") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise _AbsentError(
-            f"{source} is no directory here and no repository you can read on the hub: check its name, and "
+            f"{source} is neither a directory here nor a repository that you can read on the hub: check its name, and "
             "`hf auth login` if it is private"
         ) from error
     except errors.LocalEntryNotFoundError as error:

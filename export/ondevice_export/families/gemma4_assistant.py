@@ -35,7 +35,7 @@ def read_drafter(data: Mapping[str, Any], origin: str, target: Target) -> Drafte
         PairMismatchError: the drafter was made for another target; the message has the values of both.
     """
     if (name := architecture(data)) not in ARCHITECTURES:
-        raise CheckpointError(f"{origin}: architecture {name!r} is no drafter (known: {', '.join(ARCHITECTURES)})")
+        raise CheckpointError(f"{origin}: architecture {name!r} is not a drafter (known: {', '.join(ARCHITECTURES)})")
     outer = JsonFields(data, origin)
     text = outer.mapping("text_config", data)
     unified = str(text.data.get("model_type", "")).startswith("gemma4_unified")

@@ -23,7 +23,7 @@ def turned_numbers(config: Config, index: int) -> int:
     turned = int(config.head_dim * share)
     if turned % 2:
         raise CheckpointError(
-            f"{config.origin}: partial_rotary_factor {share:g} turns {turned} numbers of a head, which are no pairs"
+            f"{config.origin}: partial_rotary_factor {share:g} turns {turned} numbers of a head, which are not pairs"
         )
     return turned
 

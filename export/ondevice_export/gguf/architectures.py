@@ -134,7 +134,7 @@ class Architecture:
         if len(set(heads)) > 1:
             raise CheckpointError(f"{metadata.origin}: layers with different numbers of query heads are not supported")
         if not metadata.flag("attention.causal", True):
-            raise CheckpointError(f"{metadata.origin}: attention.causal is false, this is no language model")
+            raise CheckpointError(f"{metadata.origin}: attention.causal is false, this is not a language model")
         hidden = metadata.integer("embedding_length", 0)
         kv_heads = metadata.per_layer("attention.head_count_kv", heads[0], minimum=0 if self.convolves else 1)
         fields = {
@@ -161,7 +161,7 @@ class Architecture:
         return self.mtp.get(rest, f"{LAYER}{self.layer[rest]}" if rest in self.layer else None)
 
     def hub_name(self, name: str) -> str | None:
-        """The hub's name of a tensor; None for one that is no weight of the model."""
+        """The hub's name of a tensor; None for one that is not a weight of the model."""
         if name in self.model:
             return self.model[name]
         _, number, rest = [*name.split(".", 2), "", ""][:3]
@@ -223,7 +223,7 @@ def _rope(
 
 
 def _turned_share(metadata: Metadata) -> float:
-    """The rotated share of a head's numbers; just above a share that is no float: 88 * (60 / 88) is below 60."""
+    """The rotated share of a head's numbers; just above a share that is not a float: 88 * (60 / 88) is below 60."""
     size = _head_dim(metadata)
     turned = metadata.integer("rope.dimension_count", size, maximum=size)
     return min(1.0, math.nextafter(turned / size, 2.0))
@@ -294,7 +294,7 @@ def _seed_oss(metadata: Metadata) -> dict[str, Any]:
 def _glm(metadata: Metadata) -> dict[str, Any]:
     """GLM-4 and GLM-Edge; conversions of multimodal models, whose rotation has sections, have rows in another order."""
     if "rope.dimension_sections" in metadata.data:
-        raise CheckpointError(f"{metadata.origin}: rope.dimension_sections is not supported: this is no text model")
+        raise CheckpointError(f"{metadata.origin}: rope.dimension_sections is not supported: this is not a text model")
     biased = "blk.0.attn_q.bias" in metadata.entries
     return {**_without_experts(metadata, _rope(metadata, part=True)), "attention_bias": biased}
 
@@ -463,7 +463,9 @@ def _delta_layers(metadata: Metadata) -> dict[str, Any]:
     key_heads, value_heads = metadata.integer("ssm.group_count", 0), metadata.integer("ssm.time_step_rank", 0)
     every, inner = metadata.integer("full_attention_interval", 4), metadata.integer("ssm.inner_size", 0)
     if inner % value_heads:
-        raise CheckpointError(f"{metadata.origin}: ssm.inner_size {inner} is no multiple of {value_heads} value heads")
+        raise CheckpointError(
+            f"{metadata.origin}: ssm.inner_size {inner} is not a multiple of {value_heads} value heads"
+        )
     return {
         "layer_types": [DELTA if (index + 1) % every else FULL for index in range(metadata.layers)],
         "norm_offset": 0,

@@ -73,7 +73,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            CheckpointError: the file cannot be opened, is no GGUF file, is damaged, or has tensors that are not read.
+            CheckpointError: the file cannot be opened, is not a GGUF file, damaged, or has tensors that are not read.
         """
         self.path = path
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class GgufFile:
 
     def _read_header(self) -> tuple[dict[str, Value], dict[str, GgufTensor]]:
         if self._take(4) != b"GGUF":
-            raise CheckpointError(f"{self.path} is no GGUF file, or is damaged: download it again")
+            raise CheckpointError(f"{self.path} is not a GGUF file, or is damaged: download it again")
         version = self._number("I")
         if version not in (2, 3):
             big = version & 0xFFFF == 0

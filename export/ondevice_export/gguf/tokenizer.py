@@ -61,7 +61,7 @@ _GPT_4O = (
 
 
 _SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""Seed-OSS's pattern, by which a line's end is no part of the signs before it."""
+"""Seed-OSS's pattern, by which a line's end is not part of the signs before it."""
 
 
 _QWEN_3_5 = (
@@ -174,7 +174,7 @@ class Vocabulary:
         pairs = [merge.split(" ") if merge.count(" ") == 1 else _uneven(merge) for merge in listed]
         known = [pair for pair in pairs if {*pair, "".join(pair)} <= self.ids.keys()]
         if self.complete and len(known) < len(pairs):
-            raise CheckpointError(f"{self.origin} has a damaged vocabulary: merges of texts that are no tokens")
+            raise CheckpointError(f"{self.origin} has a damaged vocabulary: merges of texts that are not tokens")
         return known
 
     def _numbers(self, name: str, default: Any) -> Any:

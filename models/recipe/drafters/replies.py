@@ -86,7 +86,7 @@ def held_out(files: Sequence[Path]) -> list[Asked]:
                 text = fields.get("prompt") or fields["turns"][0]
                 known.append(Prompt(str(fields.get("category", file.stem)), "" + text))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise SystemExit(f"{file}, line {number}: this is no JSON with a `prompt` or with `turns`") from error
+                raise SystemExit(f"{file}, line {number}: this is not JSON with a `prompt` or with `turns`") from error
     numbered = enumerate((temperature, each) for each in known for temperature in (0.0, 1.0))
     return [Asked(HELD_OUT_EVERY * (HELD_OUT_FROM + place), *parts) for place, parts in numbered]
 

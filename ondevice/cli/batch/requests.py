@@ -109,7 +109,7 @@ class RequestFile:
         self._chat = chat
         with self._open() as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise PromptError(f"{path} is no regular file, but is read twice: write the prompts to a file first")
+                raise PromptError(f"{path} is not a regular file, but is read twice: write the prompts to a file first")
             self.count = sum(1 for line in file if line.strip())
             """Number of lines that are not blank."""
 

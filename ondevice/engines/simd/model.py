@@ -304,7 +304,7 @@ def _selection_bias(config: ExpertsConfig, floats: dict[str, Float32Array]) -> F
 def _check_heads(own: Attention) -> None:
     """Raise UnsupportedGraphError if kernels cannot compute with heads of this size."""
     if own.head_dim % 32:
-        raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is no multiple of 32")
+        raise UnsupportedGraphError(f"a head of {own.head_dim} numbers is not a multiple of 32")
 
 
 def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: int) -> DecoderLayer:
@@ -312,7 +312,7 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
     if isinstance(own := config.mixer, Attention):
         _check_heads(own)
     if isinstance(own, GatedDelta) and (own.key_dim % 32 or own.value_dim % 32):
-        raise UnsupportedGraphError(f"states of {own.key_dim} x {own.value_dim} numbers are no multiples of 32")
+        raise UnsupportedGraphError(f"states of {own.key_dim} x {own.value_dim} numbers are not multiples of 32")
     matrices, floats = dict[str, Matrix](), dict[str, Float32Array]()
     for name, shape in layer_shapes(config, hidden).items():
         if is_plain(name, shape):

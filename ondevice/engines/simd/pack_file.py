@@ -225,7 +225,7 @@ def pack_in_memory(layout: PackLayout, threads: int, advance: Advance = lambda c
 
 def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
     try:
-        # Opening a named pipe would block. A missing file comes first: it is no reason for the warning of `trusted`.
+        # Opening a named pipe would block. A missing file comes first: it is not a reason for the warning of `trusted`.
         if not path.is_file() or not trusted(path):
             return None
         pack = np.memmap(path, np.uint8, "r")
@@ -241,7 +241,7 @@ def _read(path: Path, pack: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if 2 * len(pack) <= total_bytes(Path("/")):
             ask_for_huge_pages(pack._mmap)  # type: ignore[attr-defined]
         return pack
-    with suppress(OSError), path.open("rb", buffering=0) as file:  # no room for a copy is no reason to fail, either
+    with suppress(OSError), path.open("rb", buffering=0) as file:  # no room for a copy is not a reason to fail, either
         copy, done = np.frombuffer(private_memory(len(pack)), np.uint8), 0
         while count := file.readinto(copy[done:].data):
             done += count

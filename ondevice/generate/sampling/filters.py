@@ -120,7 +120,7 @@ def replace_first(heap: Float32Array, value: float) -> None:
 
 
 LEAST_TEMPERATURE = 1e-30
-"""The inverse of a lower one is no float32. Only denormal scores differ by so little."""
+"""The inverse of a lower one is not a float32. Only denormal scores differ by so little."""
 
 
 @kernel

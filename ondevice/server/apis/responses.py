@@ -329,7 +329,7 @@ class OpenAIResponseWriter(BlockWriter):
         yield self._event("response.failed", response=self.final)
 
     def cancelled(self) -> Iterator[ServerSentEvent]:
-        """The reply was cancelled, which is no error of this API."""
+        """The reply was cancelled, which is not an error of this API."""
         self._last_status = "incomplete"
         yield from self.end_block()
         self.final = self._response("cancelled")

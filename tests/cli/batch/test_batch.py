@@ -269,7 +269,7 @@ def test_a_device_of_prompts_is_refused(run, bundle, tmp_path):
     """The file is read twice, and a device such as /dev/zero has no end."""
     code, _, err = run("batch", bundle, "/dev/zero", "--out", tmp_path / "answers.jsonl")
     assert (code, err.count("\n")) == (2, 1)
-    assert "/dev/zero is no regular file" in err
+    assert "/dev/zero is not a regular file" in err
 
 
 def test_the_prompts_are_never_written_to(run, bundle, tmp_path):

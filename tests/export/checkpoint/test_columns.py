@@ -38,7 +38,7 @@ class Case(NamedTuple):
     symmetric: bool = False
     format: str = "gptq"
     ordered: bool = False
-    """Whether the columns of a group are no neighbours."""
+    """Whether the columns of a group are not neighbours."""
     kept: WeightFormat | None = INT4_AFFINE
 
 
@@ -218,7 +218,7 @@ def test_damaged_tensors(damage: str, tmp_path: Path) -> None:
 
 
 def test_groups_that_do_not_divide_the_columns(tmp_path: Path) -> None:
-    """128 columns in two groups of 96 and 32, as AutoGPTQ makes them of a width that is no multiple of a group."""
+    """128 columns in two groups of 96 and 32, as AutoGPTQ makes them of a width that is not a multiple of a group."""
     case = CASES["gptq v2"]
     packed_model(tmp_path / "model", case)
     column_groups = torch.arange(128, dtype=INT) // 96

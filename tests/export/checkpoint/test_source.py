@@ -118,8 +118,8 @@ def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp
     ("name", "value", "words"),
     [
         ("HF_ENDPOINT", "hf-mirror.com", "HF_ENDPOINT must begin with https://"),
-        ("HF_TOKEN", "hf_ü", "HF_TOKEN is no access token"),
-        ("HF_TOKEN", "hf_\x7f", "HF_TOKEN is no access token"),
+        ("HF_TOKEN", "hf_ü", "HF_TOKEN is not an access token"),
+        ("HF_TOKEN", "hf_\x7f", "HF_TOKEN is not an access token"),
         ("HTTPS_PROXY", "socks5://127.0.0.1:9", "google/tiny could not be downloaded: Using SOCKS proxy"),
     ],
 )

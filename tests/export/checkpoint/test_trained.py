@@ -175,7 +175,7 @@ def test_bundle_json_tells_how_the_weights_were_made(pair: tuple[str, Path]) -> 
         ({"module_quant_configs": ["mlp"]}, "expected an object"),
         ({"modules_to_not_convert": "lm_head"}, "no list of names"),
         ({"modules_to_not_convert": ["lm_head"]}, "lm_head.weight"),
-        ({"modules_to_not_convert": ["(?i)x"]}, "is no regular expression"),
+        ({"modules_to_not_convert": ["(?i)x"]}, "is not a regular expression"),
         ({"modules_to_not_convert": [r"(\w+\.?)+!"]}, "could take for ever"),
         ({"module_quant_configs": {r"(?:a|aa)*!": {}}}, "could take for ever"),
         ({"module_quant_configs": {r".*.*.*.*.*!": {}}}, "could take for ever"),

@@ -271,7 +271,7 @@ def test_a_window_that_llama_cpp_does_not_read_is_none(tmp_path: Path) -> None:
         ("yarn_log_multiplier .* is not supported", {**_YARN, "llama.rope.scaling.yarn_log_multiplier": [1, 2]}),
         ("architecture 'gemma3n'", {"general.architecture": "gemma3n"}),
         ("different numbers of query heads", {"llama.attention.head_count": [4, 2]}),
-        ("causal is false, this is no language model", {"llama.attention.causal": False}),
+        ("causal is false, this is not a language model", {"llama.attention.causal": False}),
         ("rotation of a part", {"llama.rope.dimension_count": 16}),
         ("scaling 'dynamic'", {"llama.rope.scaling.type": "dynamic"}),
         ("head_count is", {"llama.attention.head_count": "many"}),
@@ -364,7 +364,7 @@ def test_glm_as_conversions_of_multimodal_or_older_models_is_not_supported(tmp_p
     _written(path, "chatglm", model).close()
     joined = path.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_qkv.weig")
     _rewrite(path, {"chatglm.rope.dimension_sections": [4, 4, 4, 4]})
-    with pytest.raises(CheckpointError, match=r"rope\.dimension_sections is not supported: this is no text model"):
+    with pytest.raises(CheckpointError, match=r"rope\.dimension_sections is not supported: this is not a text model"):
         GgufCheckpoint(path)
     path.write_bytes(joined)
     with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_qkv\.weig has no place in a chatglm model"):

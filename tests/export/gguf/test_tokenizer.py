@@ -258,7 +258,7 @@ def test_a_space_in_front(tmp_path: Path) -> None:
         ("vocabulary of the kind 'bert'", {"model": "bert"}),
         ("no list of merges", {"merges": None}),
         ("damaged vocabulary", {"merges": ["a c"]}),
-        ("merges of texts that are no tokens", {"merges": ["b b"]}),
+        ("merges of texts that are not tokens", {"merges": ["b b"]}),
         ("no scores for each of its 8 tokens", {"model": "llama"}),
         ("more than 512 characters", {"tokens": ["x" * 513]}),
         ("no token_type for each of its 8 tokens", {"kinds": [Kinds.NORMAL]}),

@@ -182,9 +182,9 @@ def test_bad_sounds_are_the_clients_mistake(served: Served, tmp_path: Path) -> N
         (sound(b"no sound"), "is no sound"),
         (sound(SOUND[:30]), "cannot be read"),
         (sound(data="!!!!"), "base64 is damaged"),
-        (sound(data=None), "base64 is no string"),
+        (sound(data=None), "base64 is not a string"),
         (sound(data=str(path)), "base64 is damaged"),
-        ({"type": "input_audio"}, "base64 is no string"),
+        ({"type": "input_audio"}, "base64 is not a string"),
         ({"type": "audio", "audio": str(path)}, "input_audio, in base64"),
     ):
         answer = ask(served, part, TEXT)

@@ -34,7 +34,7 @@ REFUSED = {
 """Answers that `/image` and `/audio` share, by the name of the file."""
 DAMAGED = {
     "/image": "picture 1 is damaged, or no PNG, JPEG, WEBP or GIF file",
-    "/audio": "sound 1 is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read",
+    "/audio": "sound 1 is not a sound file: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read",
 }
 
 

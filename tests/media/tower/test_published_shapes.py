@@ -60,7 +60,7 @@ def expected_rows(target: TargetCheckpoint, vision: VisionEntry, picture: Pixels
 
 @pytest.mark.parametrize("layers", [1, pytest.param(27, marks=pytest.mark.slow)])
 def test_the_large_tower(tmp_path: Path, layers: int) -> None:
-    """Rows of the layers are 1,152 and 4,304 weights wide, heads 72: the last two are no multiples of 32."""
+    """Rows of the layers are 1,152 and 4,304 weights wide, heads 72: the last two are not multiples of 32."""
     import onnxruntime
 
     vision = dataclasses.replace(LARGE_VISION, layers=layers)

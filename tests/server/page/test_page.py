@@ -548,7 +548,7 @@ def test_a_key_is_asked_for(open_page, serve_toy):
 def test_nothing_comes_from_elsewhere(served):
     for path, name in FILES.items():
         if name.endswith(".woff2"):
-            continue  # a font is no text, and names no address
+            continue  # a font is not text, and names no address
         answer = served.get(path)
         assert answer.status == 200
         assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -9,7 +9,7 @@ A checkpoint with the `quant_method` gptq or awq has several tensors for a matri
     X.qzeros   int32[groups, rows * bits / 32], the code of 0 of each group, packed along the rows: with gptq in order,
                with awq as its codes. The `checkpoint_format` gptq has each less by one, gptq_v2 as it is
     X.g_idx    int32[width], the group of each column. Where the columns were quantised in the order of their
-               activations (`desc_act`), a group's columns are no neighbours
+               activations (`desc_act`), a group's columns are not neighbours
 
 A weight is scale * (code - zero). Sources: `WQLinear_GEMM` of AutoAWQ 0.2.9, `QuantLinear` of AutoGPTQ 0.7.1, and
 `convert_gptq_v1_to_v2_format_module` of GPTQModel 7.7: a 1 is added to a whole word of zeros, with its carries.
@@ -50,7 +50,7 @@ class ColumnsEntry(GroupedEntry):
         bits: bits of a code.
         codes: its codes; the file that goes with the entry has them.
         scales, zeros: the others of its tensors, with their files.
-        column_groups: int64[width], the group of each column where these are no neighbours, else None.
+        column_groups: int64[width], the group of each column where these are not neighbours, else None.
         places: the place in a word of zeros of each of the rows that share it; of a word of codes too, if
             `rows_in_words`.
         rows_in_words: whether a word has the codes of neighbouring rows, not of neighbouring weights of a row.

@@ -114,7 +114,7 @@ def _plain(fields: JsonFields) -> tuple[str, ...]:
     if names is None:
         return ("lm_head",)  # transformers' rule: output embeddings are not quantised
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{fields.origin}: modules_to_not_convert is no list of names")
+        raise CheckpointError(f"{fields.origin}: modules_to_not_convert is not a list of names")
     for name in names:
         _pattern(_whole(name), fields.origin)
     return tuple(names)
@@ -124,7 +124,7 @@ def _pattern(text: str, origin: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{origin}: {text!r:.99} is no regular expression ({error})") from error
+        raise CheckpointError(f"{origin}: {text!r:.99} is not a regular expression ({error})") from error
     if not _matches_soon(text):
         raise CheckpointError(f"{origin}: {text!r:.99} is a regular expression that could take for ever")
     return compiled

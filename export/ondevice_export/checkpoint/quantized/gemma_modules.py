@@ -130,7 +130,7 @@ class QuantizedModules:
             return 0.0
         values = self._checkpoint.read(name).reshape(-1)
         if len(values) != 1 or not np.isfinite(values).all() or values[0] < 0:
-            raise CheckpointError(f"{name} is no scale: one number, 0 or more, is expected")
+            raise CheckpointError(f"{name} is not a scale: one number, 0 or more, is expected")
         return float(values[0])
 
 

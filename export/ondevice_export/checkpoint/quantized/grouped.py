@@ -49,7 +49,7 @@ class GroupedEntry(ABC):
     @property
     @abstractmethod
     def groups(self) -> int | None:
-        """Groups of a row, which have `width / groups` neighbouring weights each; None if they are no neighbours."""
+        """Groups of a row, which have `width / groups` neighbouring weights each; None if they are not neighbours."""
 
     @property
     @abstractmethod
