@@ -277,7 +277,7 @@ class Model:
     def __repr__(self) -> str:
         """Name, weights, engine and context: `<ondevice.Model e2b: int4 weights, simd engine, context of 32768>`."""
         manifest = self.manifest
-        weights, engine = manifest.quantization.weights, self.engine.name
+        weights, engine = manifest.weights, self.engine.name
         closed = ", closed" if self._scheduler.closed else ""
         return (
             f"<ondevice.Model {manifest.name}: {weights} weights, {engine} engine, "

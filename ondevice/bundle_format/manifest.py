@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from types import UnionType
@@ -48,6 +50,10 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 AS_TRAINED = "trained"
 """Value of `Quantization.weights`: the codes come unchanged from a checkpoint of quantization-aware training."""
+
+
+VARIED = ("keep", "mixed")
+"""Values of `Quantization.weights` of bundles whose matrices have several formats."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,18 @@ class Manifest:
     def weight_bytes(self) -> int:
         """Total size of the graphs and their weights in bytes."""
         return sum(entry.size for name, entry in self.files.items() if ".onnx" in name)
+
+    @property
+    def weights(self) -> str:
+        """The format of the target's matrices, for display; where it is not one for all, with that of most weights."""
+        kind = self.quantization.weights
+        if kind not in VARIED or self.target.graph not in self.tensors:
+            return kind
+        counts = Counter[str]()
+        for tensor in self.tensors[self.target.graph].tensors.values():
+            if tensor.weight_format.quantised:
+                counts[tensor.weight_format.name] += math.prod(tensor.shape)
+        return f"{kind} ({counts.most_common(1)[0][0]})" if counts else kind
 
     @property
     def reads_media(self) -> bool:

@@ -66,7 +66,7 @@ def run_list(args: argparse.Namespace) -> int:
         row: dict[str, Any] = {"name": name, "size": each.size, "fault": each.fault}
         if each.bundle is not None:
             manifest = each.bundle.manifest
-            row["family"], row["quantization"] = manifest.family, manifest.quantization.weights
+            row["family"], row["quantization"] = manifest.family, manifest.weights
             row["drafter"], row["used_at"] = manifest.drafter is not None, each.bundle.used_at
         rows.append(row)
     if args.json:

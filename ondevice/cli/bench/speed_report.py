@@ -51,7 +51,7 @@ class ModelFacts(NamedTuple):
         tensors = manifest.tensors[graph].tensors.values() if graph in manifest.tensors else ()
         return cls(
             location,
-            f"{manifest.name} {manifest.quantization.weights}",
+            f"{manifest.name} {manifest.weights}",
             sum(entry.size for name, entry in manifest.files.items() if name.startswith(graph)),
             sum(prod(tensor.shape) for tensor in tensors),
             model.engine.name,

@@ -120,7 +120,7 @@ def setup(manifest: Manifest, engine: str, threads: int) -> dict[str, Any]:
     """Facts of a measurement: bundle, engine, threads, machine, versions."""
     return {
         "bundle": manifest.name,
-        "weights": manifest.quantization.weights,
+        "weights": manifest.weights,
         "engine": engine,
         "threads": threads,
         "processor": machine.processor_name(),

@@ -350,5 +350,5 @@ def _details(manager: ModelManager) -> dict[str, Any]:
         "family": manifest.family,
         "families": [manifest.family],
         "parameter_size": "",
-        "quantization_level": manifest.quantization.weights,
+        "quantization_level": manifest.weights,
     }

@@ -118,6 +118,7 @@ def test_the_default_keeps_every_weight(
         np.testing.assert_array_equal(weights, quantised(state[f"model.{name}.weight"], Kind[kind]))
     manifest = bundle.manifest
     assert (manifest.quantization.weights, manifest.quantization.head_bits) == ("keep", tensor.weight_format.bits)
+    assert manifest.weights == f"keep ({tensor.weight_format.name})"
     source = manifest.sources["target"]
     assert (source.id, source.file) == (path.name, path.name)
     assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
