@@ -198,8 +198,8 @@ class ExpertsConfig:
     """Whether the router's and the experts' projections have a bias."""
     scoring: Scoring = "softmax"
     selection_bias: bool = False
-    """Whether each expert has a number that is added to the sigmoid of its score where experts are chosen, and only
-    there."""
+    """Whether each expert has a number that is added where experts are chosen, and only there: to the sigmoid of its
+    score, or to the softmax of it over all scores (`Ernie4_5_MoeTopKRouter`)."""
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,11 @@ class FeedForward:
     experts of weight * expert(x), where the weights are the softmax of the scores of these experts, or of all
     (`OlmoeSparseMoeBlock`), or their sigmoids divided by the sum of these (`Lfm2MoeSparseMoeBlock`). Experts alone and
     their router read the block's input (`Qwen3MoeSparseMoeBlock`). So do experts beside a dense block that is shared,
-    an expert of every token, and the block's output is sigmoid(gate @ x) * dense(x), where gate @ x is one number, plus
-    theirs (`Qwen3_5MoeSparseMoeBlock`). Experts beside another dense block read the residual stream through a norm of
-    their own, and the router through another; each weight is multiplied by a factor of its expert, and the block's
-    output is the sum of the dense output and the experts', each normed (`Gemma4TextDecoderLayer`).
+    an expert of every token, and the block's output is dense(x) plus theirs (`Ernie4_5_MoeSparseMoeBlock`), or
+    sigmoid(gate @ x) * dense(x), where gate @ x is one number, plus theirs (`Qwen3_5MoeSparseMoeBlock`). Experts beside
+    another dense block read the residual stream through a norm of their own, and the router through another; each
+    weight is multiplied by a factor of its expert, and the block's output is the sum of the dense output and the
+    experts', each normed (`Gemma4TextDecoderLayer`).
     """
 
     width: int
@@ -222,7 +223,9 @@ class FeedForward:
     experts: ExpertsConfig | None = None
     """None if the layer has the dense block only."""
     shared: bool = False
-    """Whether the dense block is an expert of every token, with a gate."""
+    """Whether the dense block is an expert of every token."""
+    shared_gate: bool = True
+    """Whether a dense block that is shared has a gate."""
     type: Literal["feed_forward"] = "feed_forward"
 
     @property
@@ -366,8 +369,8 @@ def check_decoder(name: str, decoder: Decoder) -> None:
             check_number(f"experts of {place}", experts.count, MAX_EXPERTS)
             check_number(f"experts of {place} that a token takes", experts.top, experts.count)
             check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)
-            biased = experts.selection_bias and experts.scoring != "sigmoid"
-            require(not biased, f"the experts of {place} have a bias of sigmoids that are not computed")
+            biased = experts.selection_bias and experts.scoring == "softmax_of_all"
+            require(not biased, f"the experts of {place} have a bias beside a softmax of all scores")
     require(bool(decoder.attention), f"{name} has no layer with attention")
     mixed = decoder.convolves and "sliding" in decoder.attention_kinds
     require(not mixed, f"{name} has convolutions beside sliding attention, which is not supported")

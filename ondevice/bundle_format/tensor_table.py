@@ -341,7 +341,7 @@ def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
             shapes["router.proj.bias"] = (count,)
             shapes["experts.gate_up_proj_bias"] = (count, 2 * inner)
             shapes["experts.down_proj_bias"] = (count, hidden)
-        if body.shared:
+        if body.shared and body.shared_gate:
             shapes["mlp.shared_gate.weight"] = (hidden,)
         if body.normed:
             shapes["router.scale"] = (hidden,)

@@ -288,7 +288,7 @@ def in_attention(layer: int, **changes: object) -> Callable[[dict[str, Any]], ob
     return lambda data: body(data["target"]["layers"][layer]).update(changes)
 
 
-def experts(data: dict[str, Any], **changes: int) -> None:
+def experts(data: dict[str, Any], **changes: Any) -> None:
     body(data["target"]["layers"][0], 1)["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
 
 
@@ -357,7 +357,7 @@ MALFORMED = {
         kv_source=0, k_norm=False, v_norm=False
     ),
     "no layer with attention": lambda data: convolution(data).pop(),
-    "a bias of sigmoids for a softmax": lambda data: experts(data, selection_bias=True),
+    "a bias beside a softmax of all": lambda data: experts(data, selection_bias=True, scoring="softmax_of_all"),
     "a field is missing": lambda data: drop(data, "target", "vocab_size"),
     "a field is unknown": lambda data: data.update(surprise=1),
     "a layer borrows from a later one": in_attention(2, kv_source=3),

@@ -48,6 +48,7 @@ BUNDLES: dict[str, Mapping[str, Change]] = {
     "biases of 3e38": {"bias": numbers("3e38", 0.1)},
     "biases of experts of -3e38": {"up_proj_bias": numbers("-3e38"), "down_proj_bias": numbers("3e38", 0.1)},
     "biases of a router of 3e38": {"router.proj.bias": numbers("3e38", 0.5)},
+    "biases of a choice of NaN": {"router.selection_bias": numbers("nan", 0.5)},
     "taps of infinity": {"delta.taps.weight": numbers("inf", 0.1), "conv.conv.weight": numbers("inf", 0.1)},
     "states that grow": {"delta.decay": numbers("3e38", 0.5), "dt_bias": numbers("-3e38", 0.3)},
     "gates of states of NaN": {"delta.b.weight": numbers("nan", 0.1), "delta.a.weight": numbers("3e38", 0.1)},

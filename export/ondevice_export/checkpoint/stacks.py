@@ -4,7 +4,8 @@ Checkpoints of the hub have three matrices for every expert, `experts.N.gate_pro
 `w1`, `w3` and `w2`; GGUF files have one tensor of each for all experts. transformers 5 multiplies two:
 `experts.gate_up_proj` [experts, 2 * inner, H], every expert's gate above its up, and `experts.down_proj` [experts, H,
 inner]. So do bundles. Biases of gate and up, [experts, inner] each in GGUF files, become `experts.gate_up_proj_bias`
-[experts, 2 * inner]. The gate of a shared expert, [1, H] on the hub, is a vector in GGUF files and in bundles.
+[experts, 2 * inner]. The gate of a shared expert and the bias of ERNIE's router, [1, n] on the hub, are vectors in GGUF
+files and in bundles.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _OF_ONE = re.compile(
     rf"(?P<experts>.*\bexperts)\.(?P<number>0|[1-9][0-9]{{0,3}})\.(?P<matrix>{'|'.join(_NAMES)})\.weight"
 )
 _OF_ALL = re.compile(r"(?P<experts>.*\bexperts)\.(?P<matrix>gate_proj|up_proj)")
-_SHARED_GATE = "shared_expert_gate.weight"
+_VECTORS = ("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")
+"""How the names of vectors end that checkpoints of the hub have as [1, n]."""
 _OF_GATE = re.compile(r"(?P<experts>.*\bexperts)\.gate_proj_bias")
 
 
@@ -164,7 +166,7 @@ def stack_experts(tensors: Mapping[str, tuple[File, Place]], origin: str) -> dic
             count, rows, _ = place.shape
             steps = range(min(count, MAX_EXPERTS + 1))
             parts = {number: RowRange(file, place, number * rows, (number + 1) * rows) for number in steps}
-        elif name.endswith(_SHARED_GATE) and place.shape[:-1] == (1,):
+        elif name.endswith(_VECTORS) and place.shape[:-1] == (1,):
             found[name] = replace(whole(file, place), shape=place.shape[1:])
             continue
         else:

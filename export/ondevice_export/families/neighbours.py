@@ -2,15 +2,17 @@
 
 GLM-4-0414 and GLM-Z1 (`Glm4ForCausalLM`) have norms before and after both blocks, the models before them and GLM-Edge
 (`GlmForCausalLM`) before them alone; both have biases of queries, keys and values, turn half of each head, and have
-gate and up in one matrix. ERNIE 4.5's dense models and Helium are as Llama but for the neighbours.
+gate and up in one matrix. ERNIE 4.5's dense models and Helium are as Llama but for the neighbours; ERNIE's mixtures,
+such as 21B-A3B, have experts beside shared ones in all layers but the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ondevice.bundle_format.decoder import Attention, Block, Layer
+from ondevice.bundle_format.decoder import MAX_EXPERTS, Attention, Block, ExpertsConfig, FeedForward, Layer
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.stacks import Taken
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 from ondevice_export.families.llama import layer as llama_layer
@@ -37,6 +39,34 @@ def ernie_layer(config: Config, index: int) -> Layer:
     return llama_layer(config, index)
 
 
+def ernie_mixture_layer(config: Config, index: int) -> Layer:
+    own = ernie_layer(config, index)
+    if not _has_experts(config, index):
+        return own
+    width = config.integer("moe_intermediate_size")
+    routed = ExpertsConfig(
+        count := config.integer("moe_num_experts", maximum=MAX_EXPERTS),
+        config.integer("moe_k", maximum=count),
+        width,
+        selection_bias=True,
+    )
+    shared = _shared_width(config)
+    feed = FeedForward(shared, config.activation, routed, shared=shared > 0, shared_gate=False)
+    return pre_normed(own.mixer, feed)
+
+
+def _has_experts(config: Config, index: int) -> bool:
+    """Whether a layer has experts (`Ernie4_5_MoeDecoderLayer`)."""
+    first, last = (config.integer(f"moe_layer_{end}_index", minimum=-1) for end in ("start", "end"))
+    is_between = first <= index and (last == -1 or index <= last)
+    return is_between and (index + 1) % config.integer("moe_layer_interval") == 0
+
+
+def _shared_width(config: Config) -> int:
+    """Rows of gate and up of the experts that every token uses, which are one block; 0 for none."""
+    return config.integer("moe_intermediate_size") * config.integer("moe_num_shared_experts", minimum=0)
+
+
 def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
     """Queries and keys, with their biases, in a bundle's order."""
     queries, keys = queries_and_keys(config, index, neighbours=True)
@@ -45,6 +75,16 @@ def rows_of(config: Config, index: int) -> Mapping[str, RowsOf]:
         f"self_attn.{name}.{kind}": rows for name, rows in (("q_proj", queries), ("k_proj", keys)) for kind in kinds
     }
     return {name: (name, rows) for name, rows in names.items()}
+
+
+def rows_of_ernie_mixture(config: Config, index: int) -> Mapping[str, RowsOf]:
+    """As `rows_of`; the shared experts have another name than the dense block of layers without experts."""
+    found, shared = dict(rows_of(config, index)), _shared_width(config)
+    if shared and _has_experts(config, index):
+        counts = {"gate": shared, "up": shared, "down": config.integer("hidden_size")}
+        for name, count in counts.items():
+            found[f"mlp.{name}_proj.weight"] = f"mlp.shared_experts.{name}_proj.weight", [Taken(0, count)]
+    return found
 
 
 def rows_of_glm(config: Config, index: int) -> Mapping[str, RowsOf]:
@@ -86,6 +126,22 @@ _ERNIE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+}
+_ERNIE_MIXTURE = {
+    **_ERNIE,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
 }
 
 _HELIUM = {
@@ -134,6 +190,20 @@ FAMILIES = (
         layer=ernie_layer,
         names=NAMES,
         rows_of=rows_of,
+    ),
+    Family(
+        name="ernie4.5-moe",
+        architectures=("Ernie4_5_MoeForCausalLM",),
+        defaults=_ERNIE_MIXTURE,
+        layer=ernie_mixture_layer,
+        names={
+            **NAMES,
+            "router.proj.weight": "mlp.gate.weight",
+            "router.selection_bias": "mlp.moe_statics.e_score_correction_bias",
+            "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+            "experts.down_proj": "mlp.experts.down_proj",
+        },
+        rows_of=rows_of_ernie_mixture,
     ),
     Family(
         name="helium",

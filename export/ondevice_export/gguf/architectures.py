@@ -303,6 +303,20 @@ def _ernie(metadata: Metadata) -> dict[str, Any]:
     return {**_dense(metadata), "use_bias": False}
 
 
+def _ernie_mixture(metadata: Metadata) -> dict[str, Any]:
+    """As llama.cpp computes it, the weights of a token's experts are normalised, and the choice has a bias."""
+    return {
+        **_without_window(metadata, _rope(metadata)),
+        "use_bias": False,
+        "moe_num_experts": metadata.integer("expert_count", 0),
+        "moe_k": metadata.integer("expert_used_count", 0),
+        "moe_num_shared_experts": metadata.integer("expert_shared_count", 0, minimum=0),
+        "moe_intermediate_size": metadata.integer(_EXPERT_WIDTH, 0),
+        "moe_layer_start_index": metadata.integer("leading_dense_block_count", 0, minimum=0),
+        "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 1),
+    }
+
+
 def _granite(metadata: Metadata) -> dict[str, Any]:
     """Granite 3 and the dense models of Granite 4."""
     return {**_dense(metadata), **_granite_factors(metadata)}
@@ -736,6 +750,12 @@ _SHARED_EXPERT = {
     **{f"ffn_{name}_shexp.weight": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
 _QWEN_2_MIXTURE = {**_QWEN_3_MIXTURE, **_BIASES, **_SHARED_EXPERT}
+_ERNIE_MIXTURE = {
+    **_LLAMA,
+    **{name: hub for name, hub in _QWEN_3_MIXTURE.items() if name not in _QWEN_3},
+    "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+    **{f"ffn_{name}_shexp.weight": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
 _QWEN_3_5_MIXTURE = {
     **{name: hub for name, hub in _QWEN_3_5.items() if not name.startswith("ffn_")},
     **{name: hub for name, hub in _QWEN_3_MIXTURE.items() if name.endswith("_exps.weight")},
@@ -790,7 +810,7 @@ _LFM_2_MIXTURE = {
     "ffn_up_exps.weight": "feed_forward.experts.up_proj",
     "ffn_down_exps.weight": "feed_forward.experts.down_proj",
 }
-_MIXTURES = (_QWEN_3_MIXTURE, _QWEN_3_5_MIXTURE, _LFM_2_MIXTURE, _GRANITE_MIXTURE)
+_MIXTURES = (_QWEN_3_MIXTURE, _QWEN_3_5_MIXTURE, _ERNIE_MIXTURE, _LFM_2_MIXTURE, _GRANITE_MIXTURE)
 MATRICES = {hub: file for names in (_GEMMA_4, _QWEN_3_5, *_MIXTURES) for file, hub in names.items()}
 """The names of a layer's matrices in files, by those on the hub; of all architectures, which name them alike."""
 for _block in ("mlp", "feed_forward", "block_sparse_moe"):  # gate and up have the same inputs
@@ -840,6 +860,7 @@ ARCHITECTURES = {
     "chatglm": Architecture("GlmForCausalLM", _glm, _GLM, _MODEL),
     "glm4": Architecture("Glm4ForCausalLM", _glm, _GLM_4, _MODEL),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, _LLAMA, _MODEL),
+    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", _ernie_mixture, _ERNIE_MIXTURE, _MODEL),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _PHI_3, _MODEL),
     "gemma": Architecture("GemmaForCausalLM", _gemma, _LLAMA, _MODEL),
     "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_2, _MODEL),

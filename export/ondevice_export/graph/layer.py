@@ -91,7 +91,10 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
     if not body.normed:
         with builder.scope("experts"):
             mixed = _mix_experts(module, x, body.experts, body.activation, _route(module, x, body.experts))
-        return builder.op("Add", mixed, _shared(module.at("mlp."), body, x)) if body.shared else mixed
+        if not body.shared:
+            return mixed
+        shared = _gated_dense if body.shared_gate else _dense
+        return builder.op("Add", mixed, shared(module.at("mlp."), body.activation, x))
     dense = module.norm(_dense(module.at("mlp."), body.activation, x), "post_feedforward_layernorm_1")
     with builder.scope("experts"):
         scale = own.read("scale") * np.float32(size**-0.5)
@@ -103,11 +106,11 @@ def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Val
     return builder.op("Add", dense, module.norm(mixed, "post_feedforward_layernorm_2"))
 
 
-def _shared(mlp: Module, body: FeedForward, x: ir.Value) -> ir.Value:
+def _gated_dense(mlp: Module, activation: Activation, x: ir.Value) -> ir.Value:
     """`dense(x) * sigmoid(gate @ x)`, gate [H]: [T, H] -> [T, H]."""
     builder, name, shape = mlp.builder, "shared_gate.weight", (1, mlp.config.hidden_size)
     gate = product(builder, x, mlp.array(name, mlp.read(name), shape), shape)
-    return builder.op("Mul", _dense(mlp, body.activation, x), builder.op("Sigmoid", gate))
+    return builder.op("Mul", _dense(mlp, activation, x), builder.op("Sigmoid", gate))
 
 
 def _dense(mlp: Module, activation: Activation, x: ir.Value) -> ir.Value:
@@ -170,6 +173,7 @@ def _mix_experts(
 def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     """The experts of each row with the best scores, `proj(x)`, and their weights: the softmax of these scores
     (GptOssTopKRouter), or of all (OlmoeTopKRouter), or their sigmoids divided by the sum of these (Lfm2MoeTopKRouter).
+    A bias may be added for the choice alone: to the sigmoids, or to the softmax of all (Ernie4_5_MoeTopKRouter).
 
     The softmax of all scores, divided by the sum of the best (Qwen3MoeTopKRouter), would be the same number, but ONNX
     Runtime sums a row of 5 numbers, or 6 or 7, in an order that depends on the row's address.
@@ -178,12 +182,17 @@ def _route(module: Module, x: ir.Value, config: ExpertsConfig) -> Routes:
     scores = product(builder, x, own.vector("proj.weight"), (config.count, size))
     if config.bias:
         scores = builder.op("Add", scores, own.vector("proj.bias"))
-    if config.scoring == "sigmoid":
-        selected = builder.op("Sigmoid", scores)
+    if config.scoring == "sigmoid" or config.selection_bias:
+        likely = (
+            builder.op("Sigmoid", scores) if config.scoring == "sigmoid" else builder.op("Softmax", scores, axis=-1)
+        )
         if config.selection_bias:
-            selected = builder.op("Add", selected, own.vector("selection_bias"))
-        chosen = builder.ops("TopK", selected, builder.integers(config.top), axis=-1, outputs=2)[1]
-        return _divided(builder, builder.op("GatherElements", scores, chosen, axis=-1), config.top), chosen
+            likely = builder.op("Add", likely, own.vector("selection_bias"))
+        chosen = builder.ops("TopK", likely, builder.integers(config.top), axis=-1, outputs=2)[1]
+        best = builder.op("GatherElements", scores, chosen, axis=-1)
+        if config.scoring == "sigmoid":
+            return _divided(builder, best, config.top), chosen
+        return builder.op("Softmax", best, axis=-1), chosen
     best, chosen = builder.ops("TopK", scores, builder.integers(config.top), axis=-1, outputs=2)
     if config.scoring == "softmax_of_all":
         return builder.op("GatherElements", builder.op("Softmax", scores, axis=-1), chosen, axis=-1), chosen

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.bundle_format.decoder import Attention, ExpertsConfig, GatedDelta, Layer
+from ondevice.bundle_format.decoder import Attention, GatedDelta, Layer, Scoring
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.bundle_format.model_config import ShortlistEntry as Clusters
@@ -45,7 +45,8 @@ class Experts:
     The scores of a row h are router @ (h / RMS(h)) + router_bias. The weight of a chosen expert is the softmax over the
     scores of the chosen experts, or of all, or the sigmoid of its score divided by the sum of theirs; times the
     expert's `scale`. Experts alone compute sum of weight * expert(pre_norm(h)). Beside `dense`, the output of the dense
-    block, it is dense_norm(dense) + norm(that sum), or sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
+    block, it is dense_norm(dense) + norm(that sum), or where the block is shared dense + that sum, or
+    sigmoid(shared_gate @ (h / RMS(h))) * dense + that sum.
     """
 
     router: Float32Array
@@ -68,12 +69,13 @@ class Experts:
     """float32[experts, 2 * inner]"""
     down_bias: Float32Array | None = None
     """float32[experts, width]"""
+    scoring: Scoring = "softmax"
     selection_bias: Float32Array | None = None
-    """float32[experts], added to the sigmoids of scores where experts are chosen; None if weights are a softmax."""
-    of_all: bool = False
-    """Whether the softmax is over the scores of all experts."""
+    """float32[experts], added where experts are chosen: see `ExpertsConfig`; None for none."""
+    shared: bool = False
+    """Whether the dense block is an expert of every row."""
     shared_gate: Float32Array | None = None
-    """float32[width], already multiplied by `pre_norm`; None unless the dense block is shared."""
+    """float32[width], already multiplied by `pre_norm`; None without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,12 +297,6 @@ def _shortlist(
     return Shortlist(centroids, config.top, ids)
 
 
-def _selection_bias(config: ExpertsConfig, floats: dict[str, Float32Array]) -> Float32Array | None:
-    if config.scoring != "sigmoid":
-        return None
-    return floats["router.selection_bias"] if config.selection_bias else np.zeros(config.count, np.float32)
-
-
 def _check_heads(own: Attention) -> None:
     """Raise UnsupportedGraphError if kernels cannot compute with heads of this size."""
     if own.head_dim % 32:
@@ -338,8 +334,9 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             router_bias=floats.get("router.proj.bias"),
             gate_up_bias=floats.get("experts.gate_up_proj_bias"),
             down_bias=floats.get("experts.down_proj_bias"),
-            selection_bias=_selection_bias(found, floats),
-            of_all=found.scoring == "softmax_of_all",
+            scoring=found.scoring,
+            selection_bias=floats.get("router.selection_bias"),
+            shared=config.feed_forward.shared,
             shared_gate=shared_gate,
         )
     return DecoderLayer(config, source, matrices, floats, experts)

@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "chatglm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "ernie4_5-moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
@@ -120,7 +121,7 @@ def write_gguf(
 
 
 _SEPARATE = (
-    *("olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe"),
+    *("olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "granitemoe", "ernie4_5-moe"),
     "llama",  # with experts, Mixtral
 )
 
@@ -191,6 +192,8 @@ def _own_name(name: str, names: Any) -> str:
         suffix, name = ".bias", name.replace("dt_bias", "dt_proj.bias")
     if name.endswith("expert_bias"):
         suffix, name = ".bias", f"{name}.bias"
+    if name.endswith("e_score_correction_bias"):
+        suffix, name = ".bias", name.replace("gate.", "").replace("_bias", ".bias")
     own = names.get_name(name.removesuffix(suffix))
     assert own is not None, name
     return f"{own}{suffix}"
@@ -209,7 +212,7 @@ def _converted(architecture: str, name: str, values: NDArray[np.float32], config
     ):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
-    if name.endswith("shared_expert_gate.weight"):
+    if name.endswith(("shared_expert_gate.weight", "e_score_correction_bias")):
         return values.squeeze(0)
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
@@ -357,6 +360,17 @@ def _describe_mixture(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
+def _describe_ernie_mixture(writer: Any, config: Any) -> None:
+    """As `Ernie4_5MoeModel` of llama.cpp."""
+    writer.add_expert_count(config.moe_num_experts)
+    writer.add_expert_used_count(config.moe_k)
+    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    writer.add_leading_dense_block_count(config.moe_layer_start_index)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+    writer.add_expert_shared_feed_forward_length(config.moe_num_shared_experts * config.moe_intermediate_size)
+
+
 def _describe_glm(writer: Any, config: Any) -> None:
     writer.add_rope_dimension_count(int(config.rope_parameters["partial_rotary_factor"] * config.head_dim))
 
@@ -373,6 +387,7 @@ _DESCRIBED = {
     **dict.fromkeys(("chatglm", "glm4"), _describe_glm),
     **dict.fromkeys(_WITH_STATES, _describe_qwen35),
     **dict.fromkeys(("llama", "olmoe", "qwen2moe"), _describe_mixture),
+    "ernie4_5-moe": _describe_ernie_mixture,
     "olmo2": _describe_olmo,
     "gemma2": _describe_gemma2,
 }

@@ -450,6 +450,7 @@ def test_the_mtp_layer_of_a_quantised_file_keeps_its_blocks(
 
 
 _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
+    "ernie4_5-moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 2},
     "qwen35": {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 2},
     "qwen35moe": {**_DELTA, **_SHARED, "num_hidden_layers": 8, "linear_num_value_heads": 2},
     "qwen3next": {**_DELTA, **_SHARED, "num_hidden_layers": 4, "linear_num_value_heads": 6},
@@ -489,7 +490,10 @@ _FURTHER_FIELDS: dict[str, dict[str, Any]] = {
         *((each, None) for each in ("llama", "granite", "mistral3", "qwen2", "qwen3", "qwen3moe", "gpt-oss")),
         *((each, None) for each in ("phi3", "gemma3", "lfm2", "lfm2moe", "exaone4", "seed_oss", "chatglm")),
         *((each, None) for each in ("glm4", "olmoe", "olmo2", "gemma2", "qwen2moe")),
-        *((each, None) for each in ("ernie4_5", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")),
+        *(
+            (each, None)
+            for each in ("ernie4_5", "ernie4_5-moe", "granitemoe", "gemma", "qwen35", "qwen35moe", "qwen3next")
+        ),
         ("phi3", 200),
     ],
 )
@@ -523,6 +527,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(
         "chatglm": (transformers.GlmForCausalLM, transformers.GlmConfig),
         "glm4": (transformers.Glm4ForCausalLM, transformers.Glm4Config),
         "ernie4_5": (transformers.Ernie4_5ForCausalLM, transformers.Ernie4_5Config),
+        "ernie4_5-moe": (transformers.Ernie4_5_MoeForCausalLM, transformers.Ernie4_5_MoeConfig),
     }
     made, configured = classes[architecture]
     fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}

@@ -41,6 +41,7 @@ def random_experts(
     alone: bool = False,
     biased: bool = False,
     shared: bool = False,
+    gated: bool = True,
 ) -> Experts:
     def norm() -> twins.Floats:
         return rng.uniform(0.5, 1.5, WIDTH_OF_ROWS).astype(np.float32)
@@ -60,7 +61,8 @@ def random_experts(
         router_bias=bias(EXPERTS),
         gate_up_bias=bias(EXPERTS, 2 * INNER),
         down_bias=bias(EXPERTS, WIDTH_OF_ROWS),
-        shared_gate=rng.normal(0, 0.2, WIDTH_OF_ROWS).astype(np.float32) if shared else None,
+        shared=shared,
+        shared_gate=rng.normal(0, 0.2, WIDTH_OF_ROWS).astype(np.float32) if shared and gated else None,
     )
 
 
@@ -121,7 +123,7 @@ def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twi
         gate = twins.rms_norm(hidden, np.ones(WIDTH_OF_ROWS, np.float32), EPS) @ experts.shared_gate
         return total + dense / (1 + np.exp(-gate))[:, None]
     if experts.norm is None or experts.dense_norm is None:
-        return total
+        return total + dense if experts.shared else total
     return twins.rms_norm(dense, experts.dense_norm, EPS) + twins.rms_norm(total.astype(np.float32), experts.norm, EPS)
 
 
@@ -140,9 +142,10 @@ def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat, alone: boo
 
 
 @pytest.mark.parametrize("rows", [1, 9, 40])
-def test_the_output_of_a_shared_expert_is_added(rows: int) -> None:
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_output_of_a_shared_expert_is_added(rows: int, gated: bool) -> None:
     rng = np.random.default_rng(rows)
-    experts = random_experts(rng, shared=True)
+    experts = random_experts(rng, shared=True, gated=gated)
     hidden, dense = rng.standard_normal((2, rows, WIDTH_OF_ROWS), np.float32)
     found, wanted = mixed(experts, hidden, dense)[0], expected(experts, hidden, dense)
     np.testing.assert_allclose(found, wanted, atol=0.02 * np.abs(wanted).max())
@@ -177,7 +180,13 @@ def test_what_nobody_chose_is_not_read() -> None:
     np.testing.assert_array_equal(mixed(poisoned, hidden, dense)[0], mixed(experts, hidden, dense)[0])
 
 
-def chosen_by(scores: npt.NDArray[np.float32], top: int, of_all: int = 0) -> dict[str, npt.NDArray[Any]]:
+def chosen_by(
+    scores: npt.NDArray[np.float32],
+    top: int,
+    of_all: int = 0,
+    bias: npt.NDArray[np.float32] | None = None,
+    sigmoid: int = 0,
+) -> dict[str, npt.NDArray[Any]]:
     """The arrays that the kernel `choose` writes, by name."""
     rows, count = scores.shape
     out = {
@@ -189,7 +198,11 @@ def chosen_by(scores: npt.NDArray[np.float32], top: int, of_all: int = 0) -> dic
     }
     scale = np.ones(count, np.float32)
     addresses = {name: array.ctypes.data for name, array in out.items()}
-    step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses, of_all=of_all)
+    working = np.zeros(count, np.float32)
+    if bias is not None:
+        addresses |= {"selection": working.ctypes.data, "selection_bias": bias.ctypes.data}
+    kind = {"sigmoid": sigmoid, "of_all": of_all}
+    step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses, **kind)
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = rows
     choose(np.array(to_row(step)), state)
@@ -217,6 +230,29 @@ def test_weights_are_shares_of_the_chosen_scores_or_of_all(top: int, of_all: int
     likely = np.exp(every - every[:, :1])
     total = likely if of_all else likely[:, :top]
     np.testing.assert_allclose(found, likely[:, :top] / total.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigmoid", [0, 1])
+def test_a_bias_changes_the_choice_alone(sigmoid: int) -> None:
+    """The weights are those of the scores without it; also where it chooses experts far below the best."""
+    rng = np.random.default_rng(5)
+    scores = 30 * rng.standard_normal((6, 12), np.float32)
+    likely = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    shares = likely / likely.sum(axis=1, keepdims=True)
+    if sigmoid:
+        shares = 1 / (1 + np.exp(-scores.astype(np.float64)))
+        scores = shares.astype(np.float32)
+    bias = rng.uniform(0, 2, 12).astype(np.float32)
+    out = chosen_by(scores, 3, bias=bias, sigmoid=sigmoid)
+    expected = np.argsort(-(shares + bias), axis=1, kind="stable")[:, :3]
+    number = out["groups"][0]
+    experts, firsts = out["groups"][1 : 1 + 2 * number].reshape(-1, 2).T
+    of_pair = experts[np.searchsorted(firsts, np.arange(18), side="right") - 1]
+    np.testing.assert_array_equal(of_pair[out["chosen"]], expected)
+    assert (expected != np.argsort(-shares, axis=1)[:, :3]).any()
+    own = np.take_along_axis(shares, expected, 1)
+    weights = own / (own.sum(axis=1, keepdims=True) + (1e-6 if sigmoid else 0))
+    np.testing.assert_allclose(out["weights"][:18].reshape(6, 3), weights, rtol=1e-4, atol=1e-12)
 
 
 def test_a_forward_tells_how_many_experts_it_read(bundles: dict[str, Bundle]) -> None:

@@ -167,9 +167,9 @@ def test_every_row_of_a_shortlist_names_existing_clusters(guards: Guards, kind: 
 
 
 @every_kind
-@pytest.mark.parametrize("of_all", [0, 1])
+@pytest.mark.parametrize("way", ["softmax", "of_all", "sigmoid", "biased softmax", "biased sigmoid"])
 @pytest.mark.parametrize("top", [1, 3, 11])
-def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: int, of_all: int) -> None:
+def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: int, way: str) -> None:
     rows, experts = 9, 11
     scores, scale = guards.copy(filled(kind, (rows, experts))), guards.copy(filled(kind, experts, 1))
     weights = guards.zeros(rows * top + 16, np.float32)
@@ -177,8 +177,12 @@ def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: in
     groups, counts = guards.zeros(3 + 2 * experts, np.int64), guards.zeros(experts, np.int64)
     step = Choose(
         slots.ALL, scores.ctypes.data, experts, top, scale.ctypes.data, weights.ctypes.data,
-        chosen.ctypes.data, groups.ctypes.data, pairs.ctypes.data, counts.ctypes.data, of_all=of_all,
+        chosen.ctypes.data, groups.ctypes.data, pairs.ctypes.data, counts.ctypes.data,
+        sigmoid=int("sigmoid" in way), of_all=int(way == "of_all"),
     )  # fmt: skip
+    selection, bias = guards.zeros(experts, np.float32), guards.copy(filled(kind, experts, 2))
+    if "biased" in way:
+        step = step._replace(selection=selection.ctypes.data, selection_bias=bias.ctypes.data)
     state = guards.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = rows
     choose(np.array(to_row(step)), state)

@@ -79,13 +79,13 @@ def choose(words: np.ndarray, state: np.ndarray) -> None:
         own, weights = chosen + 8 * row * top, step.weights + 4 * row * top
         scores = step.scores + 4 * row * experts
         if step.selection:
-            for expert in range(experts):
-                at = 4 * expert
-                write_f32(step.selection + at, read_f32(scores + at) + read_f32(step.selection_bias + at))
+            select(scores, step.selection_bias, experts, step.sigmoid, step.selection)
             best_of(step.selection, experts, own, top)
-            divide(scores, own, top, step.scale, weights)
         else:
             best_of(scores, experts, own, top)
+        if step.sigmoid:
+            divide(scores, own, top, step.scale, weights)
+        else:
             share_out(scores, own, top, experts if step.of_all else np.int64(0), step.scale, weights)
         for i in range(top):
             place = counts + 8 * read_i64(own + 8 * i)
@@ -112,6 +112,23 @@ def choose(words: np.ndarray, state: np.ndarray) -> None:
 
 
 @kernel
+def select(scores: int, bias: int, experts: int, sigmoid: int, selection: int) -> None:
+    """selection = sigmoids + bias, or the softmax of scores + bias, float32[experts]."""
+    best, total = _ZERO, _ONE
+    if not sigmoid:
+        best, total = read_f32(scores), _ZERO
+        for expert in range(experts):
+            best = max(best, read_f32(scores + 4 * expert))
+        for expert in range(experts):
+            total += max_lanes(exp(full(read_f32(scores + 4 * expert) - best)))
+    for expert in range(experts):
+        found = read_f32(scores + 4 * expert)
+        if not sigmoid:
+            found = max_lanes(exp(full(found - best))) / total
+        write_f32(selection + 4 * expert, found + read_f32(bias + 4 * expert))
+
+
+@kernel
 def share_out(scores: int, chosen: int, top: int, experts: int, scale: int, weights: int) -> None:
     """weights = softmax of the chosen scores, times the chosen experts' factors, float32[top].
 
@@ -120,6 +137,8 @@ def share_out(scores: int, chosen: int, top: int, experts: int, scale: int, weig
     Numbers are written 16 at a time; those past the end fall where the next row's weights are written later.
     """
     best = read_f32(scores + 4 * read_i64(chosen))
+    for i in range(top):  # a bias may have chosen another expert first
+        best = max(best, read_f32(scores + 4 * read_i64(chosen + 8 * i)))
     for i in range(top):
         write_f32(weights + 4 * i, read_f32(scores + 4 * read_i64(chosen + 8 * i)) - best)
     for i in range(0, top, LANES):

@@ -511,7 +511,8 @@ class ExpertsPlanner:
         self._counts = buffers.bytes(8 * count)
         self._selection = buffers.floats(count)
         self._gates = buffers.floats(builder.most_rows)
-        """float32[rows], the factors of the output of a dense block that is shared."""
+        self._ones = np.ones(builder.most_rows, np.float32)
+        """float32[rows], the factors of the output of a dense block that is shared, with a gate and without."""
         self._alone = builder.rows(width)
         """Activations of all rows, each row laid out as a group of its own."""
         self._entry = buffers.bytes(pairs * width // BLOCK * PAIRED_BYTES)
@@ -547,7 +548,7 @@ class ExpertsPlanner:
             activations=self._alone,
             form=input_form(gate_up),
             bias=0 if experts.router_bias is None else constant(experts.router_bias),
-            sigmoid=int(experts.selection_bias is not None),
+            sigmoid=int(experts.scoring == "sigmoid"),
         )
         builder.add(score)
         builder.add(
@@ -564,7 +565,8 @@ class ExpertsPlanner:
                 counts=self._counts,
                 selection=0 if experts.selection_bias is None else self._selection,
                 selection_bias=0 if experts.selection_bias is None else constant(experts.selection_bias),
-                of_all=int(experts.of_all),
+                sigmoid=int(experts.scoring == "sigmoid"),
+                of_all=int(experts.scoring == "softmax_of_all"),
             )
         )
         builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))
@@ -580,7 +582,9 @@ class ExpertsPlanner:
             bias=self._gate_up_bias(experts),
         )
         builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups, bias=experts.down_bias)
+        factors = constant(self._ones) if experts.shared else 0
         if experts.shared_gate is not None:
+            factors = self._gates
             gate = score._replace(weights=constant(experts.shared_gate), experts=1, scores=self._gates, sigmoid=1)
             builder.add(gate._replace(norm=0, activations=0, form=0, bias=0))
         builder.add(
@@ -595,7 +599,7 @@ class ExpertsPlanner:
                 weights=self._weights,
                 chosen=self._chosen,
                 top=experts.top,
-                factors=0 if experts.shared_gate is None else self._gates,
+                factors=factors,
             )
         )
 

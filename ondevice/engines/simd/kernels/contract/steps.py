@@ -347,8 +347,9 @@ class Score(NamedTuple):
 class Choose(NamedTuple):
     """Choose the experts of each row, and sort all pairs of row and expert by expert.
 
-    The weights of a row's experts are the softmax of their scores, with `of_all` that of the scores of all experts.
-    With `selection` they are the scores divided by their sum, and experts are chosen by score + selection_bias.
+    The weights of a row's experts are the softmax of their scores, with `of_all` that of the scores of all experts; or
+    of sigmoids, these divided by their sum. With `selection`, experts are chosen by sigmoid + selection_bias, or by the
+    softmax over all + selection_bias.
     """
 
     row_set: int
@@ -372,11 +373,13 @@ class Choose(NamedTuple):
     counts: int
     """Address of int64[experts], working memory."""
     selection: int = 0
-    """Address of float32[experts], working memory; 0 for a softmax."""
+    """Address of float32[experts], working memory; 0 to choose by scores."""
     selection_bias: int = 0
     """Address of float32[experts]; 0 with a `selection` of 0."""
+    sigmoid: int = 0
+    """Whether the scores are sigmoids, 0 or 1."""
     of_all: int = 0
-    """Whether the softmax is over all experts, 0 or 1; 0 with a `selection`."""
+    """Whether the softmax is over all experts, 0 or 1; 0 with a `selection`, and of sigmoids."""
 
 
 class Spread(NamedTuple):
