@@ -240,7 +240,7 @@ class Conversation:
         """Answer the last message again, replacing its reply; UsageError without one."""
         before = self.messages
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
-            raise UsageError("there is not a message to answer again")
+            raise UsageError("there is no message to answer again")
         answered = False
         try:
             self.messages = before[:-2]
@@ -254,7 +254,7 @@ class Conversation:
         system = self._system_messages
         turns = self.messages[len(system) :]
         if not turns:
-            raise UsageError("there is not a message to drop")
+            raise UsageError("there is no message to drop")
         later = [index for index, message in enumerate(turns) if index and message["role"] == "user"]
         self.messages = [*system, *(turns[later[0] :] if later else [])]
 

@@ -266,6 +266,10 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return f"examples:\n{self.examples}\n\n{super().format_help()}"
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a text; argparse would ignore that it cannot be written."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         _, found, unknown = message.partition("unrecognized arguments: ")
         if found and unknown.startswith("-"):
@@ -315,17 +319,19 @@ def _open_closed_streams() -> None:
 def _drop_unwritable_diagnostics() -> None:
     """Let standard error drop what it cannot write: a full disk under a log must not end a server."""
     stream = sys.stderr
-    raw = getattr(stream.buffer, "raw", None) if isinstance(stream, io.TextIOWrapper) else None
-    if isinstance(raw, io.RawIOBase):
-        writer = io.BufferedWriter(_Diagnostics(raw))
+    if isinstance(stream, io.TextIOWrapper):
+        writer = io.BufferedWriter(_Diagnostics(stream))
         sys.stderr = io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True)
 
 
 class _Diagnostics(io.RawIOBase):
-    """A stream whose failures are not errors."""
+    """The bytes under a stream, whose failures are not errors."""
 
-    def __init__(self, raw: io.RawIOBase) -> None:
-        self._raw = raw
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self._stream = stream  # which closes the bytes when it is dropped
+        self._raw: Any = getattr(
+            stream.buffer, "raw", stream.buffer
+        )  # with PYTHONUNBUFFERED there is no buffer between
 
     def write(self, data: Any, /) -> int:
         with suppress(OSError):
@@ -336,10 +342,10 @@ class _Diagnostics(io.RawIOBase):
         return True
 
     def isatty(self) -> bool:
-        return self._raw.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return self._raw.fileno()
+        return self._stream.fileno()
 
 
 def _flush_output() -> None:

@@ -96,7 +96,7 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if not chats:
         return text
     if not (text.strip() or media or args.system):
-        raise PromptError("there is not a message: give a text, or pipe one in")
+        raise PromptError("there is no message: give a text, or pipe one in")
     system = [{"role": "system", "content": args.system}] if args.system else []
     content = [*media, {"type": "text", "text": text}] if media else text
     return [*system, {"role": "user", "content": content}]

@@ -251,7 +251,7 @@ class Speculation:
     (`Controller.asked`) cost next to nothing: emitted tokens are kept, and reported when a drafter is asked again.
 
     Attributes:
-        idle: why this round has no draft; None where it has one, or where there is not a drafter.
+        idle: why this round has no draft; None where it has one, or where there is no drafter.
         continuation: how the engine goes on after this round's row; None where it does not.
         source: name of the drafter with which the continuation drafts.
     """

@@ -87,7 +87,7 @@ class Round:
     draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
     control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafters and controller
     target_seconds : part of `seconds` that the target's forwards took, over all sequences of its batch
-    idle : why nothing was drafted; None where something was, or where there is not a drafter
+    idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
     together : rounds with a draft that one call of the engine ran, this one included
     threads : threads that computed its forward

@@ -142,7 +142,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         PromptError: a message is malformed; the error names it, counted from 1.
     """
     if not messages:
-        raise PromptError("there are not messages: pass at least one with the role 'user'")
+        raise PromptError("there are no messages: pass at least one with the role 'user'")
     called: set[str] = set()
     return [_plain_message(message, f"message {number}", called) for number, message in enumerate(messages, 1)]
 

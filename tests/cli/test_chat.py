@@ -81,7 +81,7 @@ def test_stats_clear_help_and_exit(run, bundle, prompts, toy):
 def test_regenerate_replaces_the_last_reply(run, bundle, prompts):
     code, out, err = run("chat", bundle, *OPTIONS, stdin="/regenerate\nab\ncd\n/regenerate\nef\n")
     assert code == 0
-    assert "there is not a message to answer again" in err
+    assert "there is no message to answer again" in err
     asked = [[message["content"] for message in prompt if message["role"] == "user"] for prompt in prompts]
     assert asked == [["ab"], ["ab", "cd"], ["ab", "cd"], ["ab", "cd", "ef"]]
     assert [message["role"] for message in prompts[3]] == ["user", "assistant"] * 2 + ["user"]
@@ -272,7 +272,7 @@ def test_system_shows_and_replaces_the_system_message(run, bundle, prompts):
 def test_drop_forgets_the_oldest_turn(run, bundle, prompts):
     code, _, err = run("chat", bundle, "--system", "x", *SHORT, stdin="/drop\na\nb\n/drop\nc\n/drop\n/drop\nd\n")
     assert code == 0
-    assert "there is not a message to drop" in err
+    assert "there is no message to drop" in err
     assert [contents(prompt) for prompt in prompts] == [["x", "a"], ["x", "a", "b"], ["x", "b", "c"], ["x", "d"]]
 
 

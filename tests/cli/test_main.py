@@ -176,14 +176,18 @@ def test_a_broken_pipe_prints_no_error(words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", [["info"], ["--version"]])
-def test_output_that_cannot_be_written_is_one_line(words):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["info"], ["--version"], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_one_line(words, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with Path("/dev/full").open("wb") as full:
         assert _written_to(full, words) == (2, ["ondevice: no space left on device"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_diagnostics_that_cannot_be_written_end_no_command(reference_bundle):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_diagnostics_that_cannot_be_written_end_no_command(reference_bundle, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     words = [sys.executable, "-m", "ondevice", "generate", str(reference_bundle), "x", "-n", "2"]
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, check=False)

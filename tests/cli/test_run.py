@@ -81,7 +81,7 @@ def test_piped_text_is_the_prompt(run, bundle, prompts):
 def test_without_a_message_there_is_no_answer(run, bundle, prompts, words):
     code, out, err = run("run", bundle, *words, stdin="\n")
     assert (code, out, prompts) == (2, "", [])
-    assert err == "ondevice: there is not a message: give a text, or pipe one in\n"
+    assert err == "ondevice: there is no message: give a text, or pipe one in\n"
 
 
 def test_a_system_message_alone_is_answered(run, bundle, prompts):

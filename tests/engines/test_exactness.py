@@ -176,5 +176,5 @@ def test_rows_that_do_not_fit_are_refused(session: OrtSession) -> None:
         forward(session, tokens(session.max_rows() + 1), [0])
     forward(session, [5, 6, 7], [0])
     for path in ([3], [1, 0], [0, 0], [-1]):
-        with pytest.raises(ValueError, match="no path"):
+        with pytest.raises(ValueError, match="not a path"):
             session.commit(path)

@@ -58,13 +58,13 @@ def test_a_path_of_a_tree_is_committed(session: ToySession) -> None:
 def test_only_a_path_can_be_committed(session: ToySession, path: list[int]) -> None:
     tree = TokenTree(np.array([1, 2, 3, 4, 5]), np.array([ROOT, 0, 0, 2, 1]))
     session.engine.forward([Rows(session, tree, [4])])
-    with pytest.raises(ValueError, match="no path"):
+    with pytest.raises(ValueError, match="not a path"):
         session.commit(path)
 
 
 def test_nothing_can_be_committed_twice(session: ToySession) -> None:
     extend(session, [1])
-    with pytest.raises(ValueError, match="no path"):
+    with pytest.raises(ValueError, match="not a path"):
         session.commit([0])
 
 

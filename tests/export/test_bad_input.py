@@ -441,7 +441,7 @@ def test_out_that_is_no_bundle(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a bundle nor empty"):
         export(source / "target", out)
     assert (out / "thesis.txt").read_text() == "do not lose this"
-    with pytest.raises(UsageError, match="no directory"):
+    with pytest.raises(UsageError, match="not a directory"):
         export(source / "target", out / "thesis.txt")
 
 

@@ -238,7 +238,7 @@ def test_wrong_sounds_are_refused(model: Model) -> None:
     assert "base64 is not a string" in refused({"type": "input_audio"})
     assert "base64 is not a string" in refused({"type": "input_audio", "input_audio": {"data": 7}})
     assert "base64 is damaged" in refused({"type": "input_audio", "input_audio": {"data": "!!!!", "format": "wav"}})
-    assert "sound 2 is no sound" in refused(b"no sound at all")
+    assert "sound 2 is not a sound file" in refused(b"no sound at all")
     assert "sound 2 is too short" in refused(wav(tone(0.01)))
 
 

@@ -162,7 +162,7 @@ def test_drafts_are_never_committed(engine: SimdEngine) -> None:
     run(session, [5], [0])
     along(session, [5], [0], LayerPath(stop=1))
     assert session.pending == 0
-    with pytest.raises(ValueError, match="no path of rows"):
+    with pytest.raises(ValueError, match="not a path of rows"):
         session.commit([0])
 
 

@@ -66,10 +66,10 @@ def test_details(detail: str | None, tokens: int | None) -> None:
 @pytest.mark.parametrize(
     ("address", "detail", "message"),
     [
-        (7, None, "no data: URI"),
-        (None, None, "no data: URI"),
+        (7, None, "not a data: URI"),
+        (None, None, "not a data: URI"),
         ("https://example.com/a.png", None, "no address is opened"),
-        ("DATA:image/png;base64,YWJj", None, "no data: URI"),
+        ("DATA:image/png;base64,YWJj", None, "not a data: URI"),
         ("data:image/png,abc", None, "is not base64"),
         ("data:image/png;base64", None, "is not base64"),
         ("data:image/png;base64,YWJjY", None, "base64 is damaged"),

@@ -178,7 +178,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.removeprefix(".") not in formats:
         raise UsageError(f"--plot writes {', '.join(sorted(formats))}, not {path.name!r}")
     if not path.parent.is_dir():
-        raise UsageError(f"--plot cannot write {path}: there is not a directory {path.parent}")
+        raise UsageError(f"--plot cannot write {path}: there is no directory {path.parent}")
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:

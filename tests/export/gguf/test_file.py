@@ -104,7 +104,7 @@ def _changed(find: bytes, new: bytes, behind: int = 0) -> Callable[[bytes], byte
 _COUNT = struct.pack("<Q", 1 << 60)
 _DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "empty": ("ends at byte 0|truncated", lambda content: b""),
-    "magic": ("no GGUF file", lambda content: b"GGML" + content[4:]),
+    "magic": ("not a GGUF file", lambda content: b"GGML" + content[4:]),
     "version": ("version 9", lambda content: content[:4] + struct.pack("<I", 9) + content[8:]),
     "big-endian": ("big-endian", lambda content: content[:4] + struct.pack(">I", 3) + content[8:]),
     "tensors": ("claims .* tensors", lambda content: content[:8] + _COUNT + content[16:]),

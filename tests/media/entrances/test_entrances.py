@@ -101,7 +101,7 @@ def test_mistakes(bundle: Path, reference_bundle: Path, tmp_path: Path, capsys: 
     broken.write_bytes(PICTURE[:100])
     assert "picture 1 is damaged" in mistake(bundle, "x", "--image", broken, "--image-tokens", 70)
     assert "No such file" in mistake(bundle, "x", "--image", tmp_path / "none.png")
-    assert "sound 1 is no sound" in mistake(bundle, "x", "--audio", broken)
+    assert "sound 1 is not a sound file" in mistake(bundle, "x", "--audio", broken)
     assert "No such file" in mistake(bundle, "x", "--audio", tmp_path / "none.wav")
     for option in ("--image", "--audio", "--video"):
         assert "no address is opened: download the file" in mistake(bundle, "x", option, "https://example.com/a")
@@ -179,7 +179,7 @@ def test_bad_sounds_are_the_clients_mistake(served: Served, tmp_path: Path) -> N
     path = tmp_path / "secret.wav"
     path.write_bytes(SOUND)
     for part, complaint in (
-        (sound(b"no sound"), "is no sound"),
+        (sound(b"no sound"), "is not a sound file"),
         (sound(SOUND[:30]), "cannot be read"),
         (sound(data="!!!!"), "base64 is damaged"),
         (sound(data=None), "base64 is not a string"),
