@@ -112,7 +112,9 @@ class ExportOptions:
         """Weight formats of the drafter: its layers have at least 8 bits, which costs 1 % of a target's step.
 
         On the reference pair, the first drafted token agreed with the original drafter's in 78 % of drafts with int8
-        layers and in 62 % with int4 layers.
+        layers and in 62 % with int4 layers. SmolLM2's drafter with int4-affine layers: 1.99 and 1.71 tokens a round at
+        temperatures 0 and 1 on its held-out replies, 2.07 and 1.77 with int8. A step reads 0.6 of the bytes, and rounds
+        of two drafts take 0.95 to 0.99 of the time (two Intel cores), so that nothing is gained beyond the noise.
         """
         target = self.target_formats
         return dataclasses.replace(target, layers=max(target.layers, INT8, key=lambda each: each.bits), chosen={})
