@@ -90,7 +90,9 @@ VERDICTS = 53
 """Address of int64[MOST_RUNS, 5], a result: the fields of `DraftVerdict` of each run."""
 DRAFT_TICKS, FORWARD_TICKS = 54, 55
 """Ticks of the first thread in draft steps, and in forwards."""
-SLOTS = 56
+MOST_TOKENS = 56
+"""Tokens that the runs with drafts may choose together: none begins that could choose more."""
+SLOTS = 57
 
 # A sequence's record.
 
