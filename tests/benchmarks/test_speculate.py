@@ -93,7 +93,7 @@ def test_every_way_of_decoding_takes_its_turn():
 
 @pytest.fixture
 def toy(monkeypatch):
-    manifest = SimpleNamespace(name="toy", quantization=SimpleNamespace(weights="int4"))
+    manifest = SimpleNamespace(name="toy", weights="int4")
     monkeypatch.setattr("benchmarks.drafts.speculate.Bundle.open", lambda path: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr(speculate, "open_engine", lambda name, bundle, threads: ToyEngine())
 
