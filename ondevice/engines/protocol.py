@@ -249,14 +249,12 @@ class EngineDrafts:
     hidden : float32[H], the hidden state of the row that the newest token was chosen from
     record : int64[n], the arguments of `MultiStep.choose` for the drafter's logits
     guesses : int64[g], where a call with this record leaves the best tokens, best first; g is at least any width
-    most_tokens : tokens that all rounds may choose together, at least those of one; none begins that could exceed them
     """
 
     widths: Sequence[int]
     hidden: Float32Array
     record: Int64Array
     guesses: Int64Array
-    most_tokens: int = 1 << 62
 
     @property
     def drafted(self) -> int:
@@ -556,8 +554,6 @@ def _check_continuation(continuation: MultiStep, target: Target, most: int) -> N
     each, widths = 1 + drafting.drafted, drafting.widths
     if not (0 < drafting.drafted <= MAX_DRAFTED and 0 < count <= MAX_ROUNDS and count * each <= most):
         raise ValueError(f"{count} forwards of {each} rows do not fit: at most {most} rows now")
-    if drafting.most_tokens <= len(widths):
-        raise ValueError(f"{drafting.most_tokens} tokens are fewer than those of a round with {len(widths)} steps")
     if not 0 < min(widths) <= max(widths) <= len(drafting.guesses):
         raise ValueError(f"{list(widths)} guesses of a step: between 1 and {len(drafting.guesses)} are possible")
     if drafting.hidden.shape != (target.hidden_size,):

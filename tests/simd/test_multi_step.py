@@ -151,7 +151,7 @@ def test_more_forwards_than_there_is_room_for(engine: SimdEngine) -> None:
 
 def drafted_rounds(
     session: SimdSession, tokens: Sequence[int], hidden: np.ndarray, rounds: int, widths: Sequence[int],
-    sampler: Sampler, ends: frozenset[int] = frozenset(), most_tokens: int = 1 << 62,
+    sampler: Sampler, ends: frozenset[int] = frozenset(),
 ) -> Outputs:  # fmt: skip
     """Run rounds with drafts; the last of `tokens` is the newest one."""
     step = session.drafts
@@ -160,7 +160,7 @@ def drafted_rounds(
     drafting = sampler.drafting(step, widths, hidden)
     assert continuation is not None
     assert drafting is not None
-    given = replace(continuation, drafting=replace(drafting, most_tokens=most_tokens))
+    given = replace(continuation, drafting=drafting)
     rows = Rows(session, TokenTree.chain([tokens[-1]]), [0], continuation=given)
     return session.engine.forward([rows])[0]
 
@@ -242,29 +242,6 @@ def test_drafts(pair: tuple[SimdEngine, SimdEngine], length: int, name: str) -> 
     tree = rng.integers(0, VOCAB, 5).tolist()
     one, two = (run(each, tree, range(5)).logits for each in (alone, together))
     np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.parametrize("widths", [(1,), (2, 1)])
-def test_no_round_begins_that_could_choose_too_many_tokens(pair: tuple[SimdEngine, SimdEngine], widths: Any) -> None:
-    alone, limited = (engine.open_session() for engine in pair)
-    if limited.drafts is None:
-        return
-    context = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
-    hidden = np.random.default_rng(2).normal(size=alone.engine.target.hidden_size).astype(np.float32)
-    sampler, own = Sampler(OPTIONS["hot"]), list(context)
-    for session in (alone, limited):
-        extend(session, context[:-1])
-    verdicts = round_by_round(alone, own, hidden, 8, widths, sampler)
-    emitted = np.cumsum([1 + verdict.accepted for verdict in verdicts]).tolist()
-    for most in range(1 + len(widths), emitted[-1]):
-        rounds = 1 + sum(tokens + 1 + len(widths) <= most for tokens in emitted[:-1])
-        outputs = drafted_rounds(limited, context, hidden, 8, widths, sampler, most_tokens=most)
-        assert outputs.verdicts == verdicts[:rounds]
-        assert outputs.chosen == own[len(context) : len(context) + emitted[rounds - 1] - 1]
-        assert len(outputs.chosen) < most
-        limited.commit([])
-    with pytest.raises(ValueError, match="fewer than those of a round"):
-        drafted_rounds(limited, context, hidden, 8, widths, sampler, most_tokens=len(widths))
 
 
 def test_a_drafter_that_has_not_all_rotary_embeddings(bundles: dict[str, Bundle]) -> None:

@@ -232,7 +232,6 @@ class ForwardState(SlotArray):
         self.point(slots.GUESSED, np.zeros((steps, guesses), np.int64))
         self.slots[slots.DRAFTS], self.slots[slots.WIDTHS] = steps, address_of(self._widths)
         self.slots[slots.DEPTH] = self.slots[slots.DRAFTED] = 0
-        self.slots[slots.MOST_TOKENS] = drafting.most_tokens
         self.slots[slots.GUESS_RECORD] = address_of(drafting.record)
         self.slots[slots.GUESSES], self.slots[slots.GUESS_COUNT] = address_of(drafting.guesses), guesses
         self.slots[slots.CACHE_SHAPES], self.slots[slots.CACHE_COUNT] = address_of(shapes), len(shapes)

@@ -180,8 +180,6 @@ def continue_run(state: np.ndarray, draft_state: np.ndarray, turn: int) -> int:
     state[slots.ACCEPTED] = state[slots.LAST_ROW] = 0
     if state[slots.DRAFTS]:
         token = verify(state)
-        most = state[slots.MOVED] + state[slots.ACCEPTED] + 1 + state[slots.DRAFTS] + 1  # with a further run
-        last = last or most > state[slots.MOST_TOKENS]
     elif not last:
         token = chosen_after(state, 0, 0)
     if last or token < 0:

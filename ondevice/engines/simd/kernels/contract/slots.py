@@ -90,9 +90,7 @@ VERDICTS = 53
 """Address of int64[MOST_RUNS, 5], a result: the fields of `DraftVerdict` of each run."""
 DRAFT_TICKS, FORWARD_TICKS = 54, 55
 """Ticks of the first thread in draft steps, and in forwards."""
-MOST_TOKENS = 56
-"""Tokens that the runs with drafts may choose together: none begins that could choose more."""
-SLOTS = 57
+SLOTS = 56
 
 # A sequence's record.
 
