@@ -32,7 +32,7 @@ class BundleWriter:
     """Collects a bundle's files in a hidden sibling directory of `out`.
 
     `commit` renames the directory to `out`; leaving the context without a commit removes it. A killed export leaves its
-    directory after, and the next export to the same parent directory removes it.
+    directory behind, and the next export to the same parent directory removes it.
     """
 
     def __init__(self, out: Path) -> None:

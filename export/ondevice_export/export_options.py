@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ondevice.bundle_format.manifest import KEEP, MIXED
 from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT8, MXFP4, WeightFormat
 from ondevice.errors import UsageError
 from ondevice_export.bit_budget import check_budget
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.quantize import ROUNDED
 
-KEEP, MIXED = "keep", "mixed"
-"""Values of `quantize`: the formats of a GGUF file, and those of `bits_per_weight`, which no user names."""
 WEIGHT_FORMATS = {each.name: each for each in ROUNDED} | {"none": FLOAT32}
 
 

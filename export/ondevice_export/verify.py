@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.bundle_format.manifest import AS_TRAINED, Quantization
+from ondevice.bundle_format.manifest import AS_TRAINED, MIXED, Quantization
 from ondevice.bundle_format.weight_format import MXFP4
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
@@ -17,7 +17,7 @@ from ondevice.errors import PromptError
 from ondevice.quality import Comparison, Quality
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.export_options import MIXED, WEIGHT_FORMATS
+from ondevice_export.export_options import WEIGHT_FORMATS
 from ondevice_export.original import Original, check_installed
 
 _MAX_TOKENS = 256

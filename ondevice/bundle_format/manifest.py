@@ -52,8 +52,9 @@ AS_TRAINED = "trained"
 """Value of `Quantization.weights`: the codes come unchanged from a checkpoint of quantization-aware training."""
 
 
-VARIED = ("keep", "mixed")
-"""Values of `Quantization.weights` of bundles whose matrices have several formats."""
+KEEP, MIXED = "keep", "mixed"
+"""Values of `Quantization.weights` of bundles whose matrices have several formats: those of their source, and one that
+was chosen for each."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Manifest:
     def weights(self) -> str:
         """The format of the target's matrices, for display; where it is not one for all, with that of most weights."""
         kind = self.quantization.weights
-        if kind not in VARIED or self.target.graph not in self.tensors:
+        if kind not in (KEEP, MIXED) or self.target.graph not in self.tensors:
             return kind
         counts = Counter[str]()
         for tensor in self.tensors[self.target.graph].tensors.values():

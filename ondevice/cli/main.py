@@ -329,9 +329,8 @@ class _Diagnostics(io.RawIOBase):
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         self._stream = stream  # which closes the bytes when it is dropped
-        self._raw: Any = getattr(
-            stream.buffer, "raw", stream.buffer
-        )  # with PYTHONUNBUFFERED there is no buffer between
+        # with PYTHONUNBUFFERED nothing lies between
+        self._raw: Any = getattr(stream.buffer, "raw", stream.buffer)
 
     def write(self, data: Any, /) -> int:
         with suppress(OSError):

@@ -167,7 +167,7 @@ def code_directory() -> Path:
 def kept(part: str) -> Path | None:
     """The file of a part in the cache directory, if it can be used."""
     file = cached(part)
-    if file.exists() and all(map(trusted, _files(file))):  # `trusted` warns, which a missing file is not a reason for
+    if file.exists() and all(map(trusted, _files(file))):  # `trusted` would warn of a missing file
         with suppress(OSError, ValueError):
             _check(file)
             return file

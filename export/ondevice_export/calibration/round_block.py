@@ -33,7 +33,7 @@ def round_block(  # noqa: PLR0917
     scales: Float32Array,
     minimums: Float32Array,
 ) -> None:
-    """Round a block of 32 columns of some rows, column by column, and carry the errors to the columns after.
+    """Round a block of 32 columns of some rows, column by column, and carry the errors to the following columns.
 
     Args:
         rows: [n, width], the weights, of which the block's become their errors.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from ondevice.bundle_format.decoder import MAX_EXPERTS, Attention, Block, ExpertsConfig, FeedForward, Layer
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.stacks import Taken
+from ondevice_export.families import qwen3
 from ondevice_export.families.family import Config, Family, RowsOf, attention, feed_forward, pre_normed
 from ondevice_export.families.llama import NAMES
 from ondevice_export.families.llama import layer as llama_layer
@@ -197,11 +198,8 @@ FAMILIES = (
         defaults=_ERNIE_MIXTURE,
         layer=ernie_mixture_layer,
         names={
-            **NAMES,
-            "router.proj.weight": "mlp.gate.weight",
+            **qwen3.NAMES_OF_MIXTURES,
             "router.selection_bias": "mlp.moe_statics.e_score_correction_bias",
-            "experts.gate_up_proj": "mlp.experts.gate_up_proj",
-            "experts.down_proj": "mlp.experts.down_proj",
         },
         rows_of=rows_of_ernie_mixture,
     ),
